@@ -1,0 +1,85 @@
+"""Growing a message tree while a rollout runs (method.md section 4).
+
+Nodes are only ever added. A context rewrite does not change a node: it opens a new branch at the first
+message that differs, whose nodes are new, although their text may look the same.
+"""
+
+from collections.abc import Sequence
+
+from rollout.types import Completion, Node, Role, Tree
+
+
+class TreeBuilder:
+    """The tree so far and the branch that is being extended."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._leaves: list[int] = []
+        self._tip: int | None = None
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._leaves) + 1
+
+    def branch(self) -> list[Node]:
+        """Root to tip of the open branch."""
+        found: list[Node] = []
+        node_id = self._tip
+        while node_id is not None:
+            found.append(self._nodes[node_id])
+            node_id = self._nodes[node_id].parent_id
+        return found[::-1]
+
+    def prompt(self) -> tuple[int, ...]:
+        """The ids of the open branch: what the engine is sent next, before the answer's header."""
+        return tuple(token for node in self.branch() for token in node.token_ids)
+
+    def add_message(self, role: Role, text: str, token_ids: Sequence[int]) -> Node:
+        """A message nobody sampled: all of it is template."""
+        return self._add(
+            Node(
+                node_id=len(self._nodes),
+                parent_id=self._tip,
+                role=role,
+                text=text,
+                token_ids=tuple(token_ids),
+                num_template=len(token_ids),
+            )
+        )
+
+    def add_answer(self, text: str, header: Sequence[int], completion: Completion) -> Node:
+        """What the policy sampled after `header`."""
+        return self._add(
+            Node(
+                node_id=len(self._nodes),
+                parent_id=self._tip,
+                role="assistant",
+                text=text,
+                token_ids=(*header, *completion.token_ids),
+                num_template=len(header),
+                logp=completion.logp,
+                policy_versions=completion.policy_versions,
+                finish_reason=completion.finish_reason,
+            )
+        )
+
+    def rewrite(self, kept: Node) -> None:
+        """Closes the open branch as a path and continues below `kept`, the last message left as it was."""
+        if self._tip is None:
+            raise ValueError("an empty tree has no context to rewrite")
+        self._leaves.append(self._tip)
+        self._tip = kept.node_id
+
+    def build(self) -> Tree:
+        """The finished tree; the open branch is its last path."""
+        leaves = self._leaves if self._tip is None else [*self._leaves, self._tip]
+        return Tree(nodes=tuple(self._nodes), leaves=tuple(leaves))
+
+    def _add(self, node: Node) -> Node:
+        self._nodes.append(node)
+        self._tip = node.node_id
+        return node
