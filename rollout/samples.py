@@ -100,12 +100,13 @@ def _sample(path: Sequence[Node], segment: int, max_tokens: int, first_trained: 
 
 
 def _logp_by_offset(node: Node) -> np.ndarray:
-    """float32, one value a token of the node; NaN for template tokens and where none was recorded."""
+    """float32, one value a token of the node; NaN where nothing was sampled: template tokens, and copies, whose
+    recorded values belong to another context."""
     if len(node.logp) not in (0, node.num_generated):
         raise ValueError(
             f"node {node.node_id} has {node.num_generated} generated tokens and {len(node.logp)} log-probabilities"
         )
     logp = np.full(len(node.token_ids), np.nan, np.float32)
-    if node.logp:
+    if node.logp and node.origin_id is None:
         logp[node.num_template :] = node.logp
     return logp

@@ -5,6 +5,7 @@ message that differs, whose nodes are new, although their text may look the same
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rollout.types import Completion, Node, Role, Tree
 
@@ -66,6 +67,12 @@ class TreeBuilder:
                 finish_reason=completion.finish_reason,
             )
         )
+
+    def add_copy(self, node: Node) -> Node:
+        """A message of the branch that was left, shown again unchanged below a rewritten one."""
+        generated = node.num_generated > 0
+        origin_id = node.identity if generated else None
+        return self._add(replace(node, node_id=len(self._nodes), parent_id=self._tip, origin_id=origin_id))
 
     def rewrite(self, kept: Node) -> None:
         """Closes the open branch as a path and continues below `kept`, the last message left as it was."""

@@ -82,10 +82,18 @@ class Node:
     logp: tuple[float, ...] = ()
     policy_versions: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
+    origin_id: int | None = None
+    """On the copy of an answer that stands below a rewritten context: the node that was generated.
+    The copy shows the same sampled tokens in another context; ownership goes by the origin."""
 
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_template
+
+    @property
+    def identity(self) -> int:
+        """Which generated message this is, whichever branch shows it."""
+        return self.node_id if self.origin_id is None else self.origin_id
 
 
 @dataclass(frozen=True, kw_only=True)

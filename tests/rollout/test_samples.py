@@ -244,7 +244,9 @@ def test_laws_of_ownership(tree: Tree, max_paths: int, max_tokens: int, data: st
     assert sum(segment_token_counts(samples, len(tree.leaves))) == len(owned)
     for sample in samples:
         assert sample.num_trained == sample.loss_mask.sum() > 0
-        assert np.isfinite(sample.sampler_logp[sample.loss_mask]).all()
+        path = tree.path(sample.segment)
+        original = np.concatenate([np.full(len(n.token_ids), n.origin_id is None) for n in path])[-max_tokens:]
+        assert (np.isfinite(sample.sampler_logp) == original)[sample.loss_mask].all(), "a copy was not sampled here"
         path_tokens = [token for node in tree.path(sample.segment) for token in node.token_ids]
         assert sample.tokens.tolist() == path_tokens[-max_tokens:]
         assert len(sample.tokens) == len(sample.loss_mask) == len(sample.node_ids) == len(sample.sampler_logp)
