@@ -1,0 +1,99 @@
+"""The forward function of the Llama family: tokens in, hidden states out. The head is `logprobs`' business."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from wc_jax.policy.attention import segment_attention
+from wc_jax.policy.config import PolicyConfig
+from wc_jax.policy.rope import rope_table, rotate
+from wc_jax.policy.table import Params
+
+Remat = Literal["none", "dots", "layer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How the function is computed, not what: hashable, static under jit."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of activations and of matrix products' inputs; sums, norms, softmax and the head stay float32."""
+    remat: Remat = "none"
+    """What the backward pass recomputes: nothing; all but matrix products; whole layers."""
+    unroll: bool = False
+    """Write the layers out instead of looping: faster on CPU, compiles slower."""
+
+    @property
+    def jnp_dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.dtype)
+
+
+def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(
+        x, w.astype(x.dtype), (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    ).astype(x.dtype)
+
+
+def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (normed * scale[None, None, :].astype(jnp.float32)).astype(x.dtype)
+
+
+def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, segment_ids: jax.Array) -> Callable:
+    def apply(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
+        batch, length, _ = x.shape
+        with jax.named_scope("attention"):
+            h = _rms_norm(x, w["attn_norm"], config.norm_eps)
+            q = _dense(h, w["q"]).reshape(batch, length, config.num_heads, config.head_dim)
+            k = _dense(h, w["k"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
+            v = _dense(h, w["v"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
+            out = segment_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, segment_ids)
+            x = x + _dense(out.reshape(batch, length, -1), w["o"])
+        with jax.named_scope("mlp"):
+            h = _rms_norm(x, w["mlp_norm"], config.norm_eps)
+            x = x + _dense(jax.nn.silu(_dense(h, w["gate"])) * _dense(h, w["up"]), w["down"])
+        return x, None
+
+    return apply
+
+
+def _with_remat(layer: Callable, remat: Remat) -> Callable:
+    if remat == "none":
+        return layer
+    if remat == "dots":
+        return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+    if remat == "layer":
+        return jax.checkpoint(layer)
+    raise ValueError(f"remat must be 'none', 'dots' or 'layer', got {remat!r}")
+
+
+def hidden_states(
+    params: Params,
+    config: PolicyConfig,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    *,
+    compute: Compute = Compute(),
+) -> Float[Array, "B T D"]:
+    """Final normed states; state t has seen tokens 0..t of its own segment and predicts token t + 1."""
+    x = params["embed"].astype(compute.jnp_dtype)[tokens]
+    cos, sin = rope_table(positions, head_dim=config.head_dim, theta=config.rope_theta)
+    layer = _with_remat(_layer(config, cos, sin, segment_ids), compute.remat)
+    stacked = {name.removeprefix("layers."): w for name, w in params.items() if name.startswith("layers.")}
+    if compute.unroll:
+        for i in range(config.num_layers):
+            x, _ = layer(x, {name: w[i] for name, w in stacked.items()})
+    else:
+        x, _ = jax.lax.scan(layer, x, stacked)
+    return _rms_norm(x, params["final_norm"], config.norm_eps)
+
+
+def unembed(params: Params, config: PolicyConfig) -> Float[Array, "D V"]:
+    """The matrix that turns states into logits; with tied embeddings, the embedding itself."""
+    return params["embed"].T if config.tie_embeddings else params["head"]
