@@ -75,6 +75,7 @@ def _npm_ci(folder: Path) -> None:
             capture_output=True,
             text=True,
             timeout=INSTALL_TIMEOUT_S,
+            umask=0o022,  # sandboxes read the tree under other user ids
             check=False,
         )
     except subprocess.TimeoutExpired as error:
