@@ -1,0 +1,262 @@
+"""The root config of a training run: dataclasses only, each setting with its meaning and unit.
+
+Nothing below the edge sees these: `train.py` and `assemble.py` hand plain values on.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rollout.agent import AgentConfig
+from rollout.context import ContextConfig
+from wc_jax.optim import OptimConfig
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, f"{name} must be above 0, got {value}; write a positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy that is trained."""
+
+    folder: Path
+    """A Hugging Face folder (config.json, tokenizer.json, *.safetensors) that holds the starting weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the forward pass computes in; master weights are float32 always."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksConfig:
+    """Where problems come from: the page generator's two splits, disjoint by content."""
+
+    num_train: int = 512
+    """Distinct training tasks; an epoch is one pass over them in a shuffled order."""
+    num_heldout: int = 16
+    """Tasks of the evaluation, never trained on."""
+    per_step: int = 4
+    """P: distinct tasks per training step."""
+    seed: int = 0
+    """Which tasks are written. Apart from the run's seed, so that runs can be compared on the same tasks."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_train", "num_heldout", "per_step")
+        _require(
+            self.per_step <= self.num_train,
+            f"per_step={self.per_step} is more than num_train={self.num_train}; a step takes distinct tasks",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How many rollouts, and how they are run."""
+
+    group_size: int = 8
+    """G: rollouts per task. The advantage compares rollouts of one task, so 1 teaches nothing."""
+    concurrency: int = 8
+    """Rollouts at the same time; each has its own sandbox."""
+    max_retries: int = 2
+    """Further attempts at a rollout that the infrastructure (never the policy) failed."""
+    top_p: float = 1.0
+    """Nucleus truncation while sampling; 1 is off."""
+    top_k: int = 0
+    """Sample among so many tokens only; 0 is off."""
+    accept_truncation_bias: bool = False
+    """True: train on truncated samples although the trainer scores the untruncated distribution."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.group_size >= 2,
+            f"group_size must be 2 or more, got {self.group_size}: a group of one has no advantage;"
+            " write rollout.group_size=8",
+        )
+        _positive(self, "concurrency")
+        _require(self.max_retries >= 0, f"max_retries must be 0 or more, got {self.max_retries}")
+        _require(0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], got {self.top_p}; 1 turns it off")
+        _require(self.top_k >= 0, f"top_k must be 0 or more, got {self.top_k}; 0 turns it off")
+        truncated = self.top_p < 1.0 or self.top_k > 0
+        _require(
+            self.accept_truncation_bias or not truncated,
+            f"top_p={self.top_p}, top_k={self.top_k} truncate what is sampled, but the trainer scores the whole"
+            " distribution: the update would be biased. Write rollout.top_p=1 rollout.top_k=0, or accept the bias"
+            " with rollout.accept_truncation_bias=true",
+        )
+        _require(
+            truncated or not self.accept_truncation_bias,
+            "accept_truncation_bias=true has no effect without top_p < 1 or top_k > 0; leave it out",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """A vLLM server that the run starts, feeds new weights and stops."""
+
+    kind: Literal["vllm"] = "vllm"
+    python: Path = Path(".venv-engine/bin/python")
+    """The interpreter of the environment that holds vLLM; relative to the project."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the engine computes in."""
+    kv_cache_gib: int = 1
+    """Memory for keys and values, in GiB."""
+    port: int = 0
+    """0: any free port; else exactly this one, on 127.0.0.1."""
+    start_timeout_s: float = 300.0
+    """Give up on a server that does not answer by then."""
+    canary_tolerance: float = 1e-3
+    """Largest difference between the engine's and the trainer's log-probability of the canary, in nats."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "kv_cache_gib", "start_timeout_s", "canary_tolerance")
+        _require(0 <= self.port < 65536, f"port must be 0 (any free one) to 65535, got {self.port}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedConfig:
+    """No model server: the page generator's fallible developer answers, the same for the same seed."""
+
+    kind: Literal["scripted"] = "scripted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierConfig:
+    """The judge of the final project."""
+
+    max_pages: int = 2
+    """Pages that Chromium renders at the same time."""
+    build_timeout_s: float = 60.0
+    """A build that takes longer counts as failed."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "max_pages", "build_timeout_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditConfig:
+    """From rewards and potentials to one advantage per segment."""
+
+    gamma: float = 0.995
+    """Discount of potential gains over segments."""
+    clip_offset: float = 5.0
+    """Largest |offset| before the last centring."""
+    max_paths: int = 6
+    """Context branches of one rollout that are trained."""
+    max_sample_tokens: int = 65_536
+    """A longer path keeps its most recent tokens."""
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.gamma <= 1.0, f"gamma must be in [0, 1], got {self.gamma}")
+        _positive(self, "clip_offset", "max_paths", "max_sample_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """The loss per token."""
+
+    clip_low: float = 0.2
+    """The ratio counts no lower than 1 - clip_low."""
+    clip_high: float = 0.2
+    """The ratio counts no higher than 1 + clip_high."""
+    tis_cap: float | None = None
+    """Truncated importance weight between sampler and trainer, at most this; null is off."""
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.clip_low < 1.0, f"clip_low must be in [0, 1), got {self.clip_low}")
+        _require(self.clip_high >= 0.0, f"clip_high must be 0 or more, got {self.clip_high}")
+        if self.tis_cap is not None:
+            _positive(self, "tis_cap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """The packed arrays that the compiled step sees; their shape never changes within a run."""
+
+    row_tokens: int = 2048
+    """Tokens of a packed row; no sample may be longer."""
+    micro_rows: int = 4
+    """Rows whose activations are in memory at once; gradients add up over all of a step's rows."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "row_tokens", "micro_rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The fixed held-out set."""
+
+    every: int = 5
+    """Steps between evaluations; the first and the last weights are always evaluated."""
+    rollouts_per_task: int = 1
+    """Attempts at each held-out task; their mean is the score."""
+    temperature: float = 1.0
+    """Of sampling in evaluation."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "every", "rollouts_per_task", "temperature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What survives a kill."""
+
+    every: int = 1
+    """Steps between checkpoints; the last step always has one."""
+    keep: int = 2
+    """So many of the newest stay."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "every", "keep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackConfig:
+    """Where numbers go besides metrics.jsonl and the console."""
+
+    tensorboard: bool = True
+    """Event files in RUN_DIR/tensorboard."""
+    wandb_project: str = ""
+    """A Weights & Biases project; empty is off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that a run is made of."""
+
+    run_dir: Path
+    """The run's folder: metrics.jsonl, report.html, config.yaml, checkpoints/, rollouts/."""
+    seed: int
+    """Order of tasks and all sampling."""
+    num_steps: int
+    """Updates until the run is done; may be raised later to go on."""
+    fresh: bool = False
+    """True: throw away what the run folder holds and start over."""
+    model: ModelConfig
+    tasks: TasksConfig = field(default_factory=TasksConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    context: ContextConfig = field(default_factory=ContextConfig)
+    engine: VllmConfig | ScriptedConfig = field(default_factory=VllmConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_steps")
+        _require(self.seed >= 0, f"seed must be 0 or more, got {self.seed}")
+        longest = min(self.credit.max_sample_tokens, self.agent.window_tokens)
+        _require(
+            longest <= self.batch.row_tokens,
+            f"a sample can be {longest} tokens long (credit.max_sample_tokens and agent.window_tokens, the lesser)"
+            f" but batch.row_tokens={self.batch.row_tokens}; raise batch.row_tokens or lower one of the two",
+        )
