@@ -42,7 +42,8 @@ class View:
 
 def make_etc(folder: Path) -> None:
     """Fills `folder` with the few files of `/etc` that programs ask for, none of them the host's own
-    but the linker's cache and the table of alternatives (`awk` is a link through it)."""
+    but the linker's cache and the table of alternatives (`awk` is a link through it).
+    """
     folder.mkdir(mode=0o755)
     for name, text in _ETC_FILES.items():
         (folder / name).write_text(text)
@@ -56,7 +57,8 @@ def make_etc(folder: Path) -> None:
 
 def find_node_prefix() -> Path | None:
     """The folder that holds Node's `bin/`, when Node is not part of `/usr`; None when it is, or
-    when there is no Node."""
+    when there is no Node.
+    """
     found = shutil.which("node")
     if found is None:
         return None

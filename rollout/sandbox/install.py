@@ -79,7 +79,9 @@ def _npm_ci(folder: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise InstallError(f"npm ci did not end within {INSTALL_TIMEOUT_S:.0f} s; is the registry reachable?") from error
+        raise InstallError(
+            f"npm ci did not end within {INSTALL_TIMEOUT_S:.0f} s; is the registry reachable?"
+        ) from error
     if done.returncode != 0:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise InstallError(

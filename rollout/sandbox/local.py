@@ -25,7 +25,8 @@ class LocalSandboxes:
 
     def __init__(self, limits: Limits | None = None, *, max_boots: int = 4) -> None:
         """`max_boots`: how many sandboxes are made at one moment; more wait. SandboxError if this
-        machine cannot isolate at all; a warning if it can only in part."""
+        machine cannot isolate at all; a warning if it can only in part.
+        """
         if max_boots < 1:
             raise ValueError(f"max_boots must be at least 1, got {max_boots}")
         self._limits = limits or Limits()

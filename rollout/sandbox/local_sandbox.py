@@ -84,7 +84,9 @@ class LocalSandbox:
             ended = self._launch(argv, folder, env or {}, timeout_s)
         except OSError as error:
             if error.errno == errno.E2BIG:
-                return ExecResult(exit_code=126, output=f"{error.strerror}\n", timed_out=False, dropped_bytes=0, seconds=0.0)
+                return ExecResult(
+                    exit_code=126, output=f"{error.strerror}\n", timed_out=False, dropped_bytes=0, seconds=0.0
+                )
             raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {error}") from error
         if ended.timed_out and self._group is not None:
             self._group.kill()

@@ -53,7 +53,8 @@ class ProjectFiles:
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
         """One regular file. FileNotFoundError for anything else (absent, link, folder, device);
-        OSError (EFBIG) when it is larger than `max_bytes`."""
+        OSError (EFBIG) when it is larger than `max_bytes`.
+        """
         parts = split_path(path)
         if not parts:
             raise FileNotFoundError(errno.ENOENT, "not a file", path)
@@ -67,7 +68,8 @@ class ProjectFiles:
 
     def write(self, path: str, data: bytes) -> None:
         """Replaces one file atomically, making its folders. OSError when a folder or link is in
-        the way, or the disk is full."""
+        the way, or the disk is full.
+        """
         parts = split_path(path)
         if not parts:
             raise IsADirectoryError(errno.EISDIR, "is the project folder", path)
@@ -83,7 +85,8 @@ class ProjectFiles:
 
     def list(self, path: str = ".") -> list[str]:
         """Regular files below `path`, sorted. Links, devices and `node_modules` are left out; so is
-        everything when `path` is not a folder."""
+        everything when `path` is not a folder.
+        """
         parts = split_path(path)
         try:
             with self._folder(parts) as folder:
@@ -95,7 +98,8 @@ class ProjectFiles:
 
     def snapshot(self, path: str = ".") -> dict[str, bytes]:
         """`list` with contents. Files above 16 MiB, and all after the first 64 MiB, are left out:
-        a project that large is not a page, and must not exhaust the host."""
+        a project that large is not a page, and must not exhaust the host.
+        """
         found: dict[str, bytes] = {}
         budget = MAX_SNAPSHOT_BYTES
         for name in self.list(path):

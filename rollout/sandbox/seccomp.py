@@ -13,15 +13,15 @@ _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _EQUAL, _MASKED_EQUAL = 4, 7
 
-DENIED = """
-    acct add_key adjtimex bpf clock_adjtime clock_settime delete_module fanotify_init finit_module
-    fsconfig fsmount fsopen fspick init_module io_uring_enter io_uring_register io_uring_setup ioperm
-    iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages mount mount_setattr
-    move_mount move_pages name_to_handle_at nfsservctl open_by_handle_at open_tree perf_event_open
-    personality pivot_root process_vm_readv process_vm_writev ptrace quotactl quotactl_fd reboot
-    request_key set_mempolicy setdomainname sethostname setns settimeofday swapoff swapon syslog umount
-    umount2 unshare uselib userfaultfd vhangup
-""".split()
+DENIED = (
+    "acct add_key adjtimex bpf clock_adjtime clock_settime delete_module fanotify_init finit_module "
+    "fsconfig fsmount fsopen fspick init_module io_uring_enter io_uring_register io_uring_setup ioperm "
+    "iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages mount mount_setattr "
+    "move_mount move_pages name_to_handle_at nfsservctl open_by_handle_at open_tree perf_event_open "
+    "personality pivot_root process_vm_readv process_vm_writev ptrace quotactl quotactl_fd reboot "
+    "request_key set_mempolicy setdomainname sethostname setns settimeofday swapoff swapon syslog umount "
+    "umount2 unshare uselib userfaultfd vhangup"
+)
 
 # New mount, cgroup, uts, ipc, user, pid and network namespace.
 _NAMESPACE_FLAGS = (0x20000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
@@ -70,7 +70,7 @@ def _add_rules(lib: ctypes.CDLL, context: int) -> None:
         if status != 0:
             raise OSError(-status, f"libseccomp refused a rule for {name}")
 
-    for name in DENIED:
+    for name in DENIED.split():
         deny(name, errno.EPERM)
     # The flags of clone3 are behind a pointer, where a filter cannot look: "not implemented" makes
     # the C library fall back to clone, whose flags are checked here.
