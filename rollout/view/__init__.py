@@ -1,0 +1,1 @@
+"""A small local web app that shows the rollouts of a run."""
