@@ -65,7 +65,7 @@ def check_node() -> None:
 def _npm_ci(folder: Path) -> None:
     """`npm ci` without package scripts: nothing that was downloaded runs outside a sandbox."""
     argv = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"]
-    env = {**os.environ, "npm_config_update_notifier": "false", "npm_config_fetch_retries": "1"}
+    env = {"npm_config_update_notifier": "false", "npm_config_fetch_retries": "1", **os.environ}
     try:
         done = subprocess.run(
             argv,

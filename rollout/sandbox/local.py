@@ -2,14 +2,16 @@
 
 import atexit
 import itertools
+import logging
 import threading
-import warnings
 from pathlib import Path
 
 from rollout.sandbox.host import open_host, sandbox_uid
 from rollout.sandbox.local_sandbox import LocalSandbox
 from rollout.sandbox.protocol import Files, Limits, Sandbox, SandboxError
 from rollout.sandbox.rundir import remove_run_dir
+
+log = logging.getLogger(__name__)
 
 
 class LocalSandboxes:
@@ -25,7 +27,7 @@ class LocalSandboxes:
 
     def __init__(self, limits: Limits | None = None, *, max_boots: int = 4) -> None:
         """`max_boots`: how many sandboxes are made at one moment; more wait. SandboxError if this
-        machine cannot isolate at all; a warning if it can only in part.
+        machine cannot isolate at all; what it does only in part is logged as a warning.
         """
         if max_boots < 1:
             raise ValueError(f"max_boots must be at least 1, got {max_boots}")
@@ -38,7 +40,7 @@ class LocalSandboxes:
         self._is_closed = False
         atexit.register(self.close)
         if self.weaknesses:
-            warnings.warn(f"sandboxes are weaker than they could be: {'; '.join(self.weaknesses)}", stacklevel=2)
+            log.warning("sandboxes are weaker than they could be: %s", "; ".join(self.weaknesses))
 
     @property
     def weaknesses(self) -> tuple[str, ...]:
