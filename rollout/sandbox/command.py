@@ -161,6 +161,7 @@ def _wait_gone(pid: int) -> None:
     deadline = time.monotonic() + _GONE_S
     delay = 0.0005
     while time.monotonic() < deadline:
+        _reap(pid)
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
                 if stat.read().rpartition(")")[2].split()[0] in "ZX":
@@ -170,3 +171,13 @@ def _wait_gone(pid: int) -> None:
         time.sleep(delay)
         delay = min(2 * delay, 0.05)
     raise SandboxError(f"the processes of a sandbox (first: {pid}) do not end")
+
+
+def _reap(pid: int) -> None:
+    """Takes the exit status of `pid` if it became our child: when we are a container's process 1,
+    orphans come to us, and nobody else would ever remove them.
+    """
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass

@@ -51,12 +51,21 @@ class Host:
         if group is None:
             # Per process, where a control group would count the whole sandbox.
             settings.append(f"ulimit -d {limits.memory_bytes >> 10}")
-            settings.append(f"ulimit -p {limits.num_processes}")
         if not self.can_mount:
             settings.append(f"ulimit -f {limits.disk_bytes >> 9}")
         joins = [str(path) for path in group.join_paths] if group is not None else []
         script = _LAUNCH.format(limits="\n".join(settings))
         return ["/bin/sh", "-c", script, "sh", *joins, "--", *drop_argv(self.setpriv, uid), self.bubblewrap]
+
+    def command_argv(self, group: Group | None, argv: Sequence[str], limits: Limits) -> list[str]:
+        """`argv` as bubblewrap runs it.
+
+        Without a control group the number of processes is limited inside: outside, the limit would
+        count everything else that the caller's user runs.
+        """
+        if group is not None:
+            return list(argv)
+        return ["/bin/sh", "-c", f'ulimit -p {limits.num_processes}; exec "$@"', "sh", *argv]
 
     def reachable(self, source: Path) -> Path:
         """`source`, or a read-only mount of it that other user ids can reach.

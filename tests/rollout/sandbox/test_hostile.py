@@ -54,7 +54,9 @@ def test_memory_bomb_kills_only_itself(sandboxes: LocalSandboxes, sandbox: Sandb
 
 def test_disk_is_bounded_in_every_writable_place(sandboxes: LocalSandboxes, sandbox: Sandbox) -> None:
     strong(sandboxes)
-    ended = bash(sandbox, "for d in /workspace /tmp $HOME; do head -c 100M /dev/zero > $d/fill; done; du -sm /tmp $HOME .")
+    ended = bash(
+        sandbox, "for d in /workspace /tmp $HOME; do head -c 100M /dev/zero > $d/fill; done; du -sm /tmp $HOME ."
+    )
     assert "No space left on device" in ended.output
     sizes = [int(line.split()[0]) for line in ended.output.splitlines() if line[0].isdigit()]
     assert sum(sizes) <= 25
