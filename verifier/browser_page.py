@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from verifier.census import census_expression, parse_census, script
+from verifier.text import normalize
 from verifier.types import Census, Page
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def _listen(tab: "Tab", seen: _Log, origin: str) -> None:
         _keep(seen.failed, f"{request.url.removeprefix(origin)} ({request.failure or 'failed'})")
 
     def answered(response: "Response") -> None:
+        request = response.request
+        if request.is_navigation_request() and request.frame == tab.main_frame:
+            seen.status = response.status
         if response.status >= 400:
             _keep(seen.failed, f"{response.url.removeprefix(origin)} ({response.status})")
 
@@ -172,26 +176,18 @@ class PageRender:
         tab.context.on("page", lambda popup: asyncio.ensure_future(self._try(popup.close(), 4.0)))
         cdp = await self._must(tab.context.new_cdp_session(tab), 10.0)
         await self._must(_guard_navigations(cdp, origin, limits.max_navigations), 10.0)
-        await self._phase("load", self._load(tab, f"{origin}/{path.lstrip('/')}"), limits.load_s + 2)
         world = _World(cdp)
-        settle = json.dumps({"virtualMs": limits.virtual_ms // 5, "realMs": limits.settle_s * 1000})
-        await self._phase("settle", world.page_value(f"__wc_settle({settle})"), limits.settle_s + 2)
-        await self._phase("requests", self._requests_done(), limits.requests_s + 1)
-        sweep = f"{script('sweep')}({limits.max_height})"
-        height = await self._phase("sweep", world.value(sweep), limits.answer_s)
-        if height is not None:
-            settle = json.dumps(
-                {"virtualMs": limits.virtual_ms * 4 // 5, "realMs": limits.settle_s * 1000}
-            )
-            again = world.page_value(f"__wc_settle({settle})")
-            await self._phase("settle_again", again, limits.settle_s + 2)
-        raw = await self._phase("census", world.value(census_expression()), limits.answer_s)
+        url = f"{origin}/{path.lstrip('/')}"
+        loaded = await self._phase("load", self._load(tab, url), limits.load_s + 2)
+        raw = None
+        # Not loaded in time may be one slow file; no answer either means that a script never ends.
+        if (loaded or await self._answers(world)) and await self._settle(world):
+            raw = await self._phase("census", world.value(census_expression()), limits.answer_s)
         census = NOTHING if raw is None else parse_census(raw, origin=origin)
         screenshot = b""
         if self._wants_screenshot and raw is not None and not seen.crashed:
-            screenshot = await self._phase(
-                "screenshot", self._shoot(cdp, census.height), limits.screenshot_s
-            ) or b""
+            shot = self._shoot(cdp, census.height)
+            screenshot = await self._phase("screenshot", shot, limits.screenshot_s) or b""
         reason = self._reason(tab.url, origin, raw, census)
         return Page(
             ok=not reason,
@@ -203,11 +199,33 @@ class PageRender:
             seconds=time.monotonic() - started,
         )
 
-    async def _load(self, tab: "Tab", url: str) -> None:
+    async def _answers(self, world: "_World") -> bool:
+        return bool(await self._phase("answer", world.value("true"), self._limits.answer_s))
+
+    async def _settle(self, world: "_World") -> bool:
+        """Lets the page's own time pass, before and after it was scrolled through.
+
+        False when the page no longer answers at all.
+        """
+        limits = self._limits
+        first = {"virtualMs": limits.virtual_ms // 5, "realMs": limits.settle_s * 1000}
+        then = {"virtualMs": limits.virtual_ms * 4 // 5, "realMs": limits.settle_s * 1000}
+        limit_s = limits.settle_s + 1  # it watches the time itself, unless a script holds the page
+        settled = world.page_value(f"__wc_settle({json.dumps(first)})")
+        if not await self._phase("settle", settled, limit_s) and not await self._answers(world):
+            return False
+        await self._phase("requests", self._requests_done(), limits.requests_s + 1)
+        sweep = f"{script('sweep')}({limits.max_height})"
+        if not await self._phase("sweep", world.value(sweep), limits.answer_s):
+            return await self._answers(world)
+        again = world.page_value(f"__wc_settle({json.dumps(then)})")
+        return bool(await self._phase("settle_again", again, limit_s)) or await self._answers(world)
+
+    async def _load(self, tab: "Tab", url: str) -> bool:
         limit_ms = self._limits.load_s * 1000
-        response = await tab.goto(url, wait_until="commit", timeout=limit_ms)
-        self._seen.status = response.status if response else None
+        await tab.goto(url, wait_until="commit", timeout=limit_ms)
         await tab.wait_for_load_state("load", timeout=limit_ms)
+        return True
 
     async def _requests_done(self) -> None:
         """Until nothing is being fetched; given up on after `requests_s`."""
@@ -242,7 +260,7 @@ class PageRender:
             return f"the page went elsewhere: {url[:200]}"
         if raw["overlay"]:
             return f"an error overlay covers the page{error}"
-        if not census.text:
+        if not normalize(census.text):
             return f"blank: no visible text{error}"
         return ""
 
@@ -297,7 +315,8 @@ async def _guard_navigations(cdp: "CDPSession", origin: str, most: int) -> None:
         answer = {"requestId": event["requestId"]}
         try:
             if refused:
-                await cdp.send("Fetch.failRequest", {**answer, "errorReason": "Aborted"})
+                # "No content" leaves the page as it is; an error could keep it from loading.
+                await cdp.send("Fetch.fulfillRequest", {**answer, "responseCode": 204})
             else:
                 await cdp.send("Fetch.continueRequest", answer)
         except Error:

@@ -5,6 +5,7 @@ Without a judge its weight goes to `f_det`.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -51,13 +52,24 @@ def judge_gates(built: Built, page: Page | None) -> tuple[Gate, ...]:
     return build, entry, Gate(name="render", ok=page.ok, reason="" if page.ok else page.reason)
 
 
+_TELLING = re.compile(r"^\[[\w:-]+\] |error\b[^:]*: \S|could not|cannot |unexpected|not found|failed to", re.I)
+
+
 def failure_line(log: str) -> str:
-    """The line of a build log that best says what went wrong; the last one if none stands out."""
+    """The line of a build log that best says what went wrong; the last one if none stands out.
+
+    >>> failure_line("vite\\nerror during build:\\n[UNRESOLVED] Could not resolve ./a\\n[build] exit code 1")
+    'exit code 1: [UNRESOLVED] Could not resolve ./a'
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower() and line.lower() != "error"]
-    verdict = lines[-1] if lines and lines[-1].startswith("[build]") else ""
-    found = (telling[0] if telling else lines[-1] if lines else "the build gave no output")[:300]
-    return found if not verdict or found == verdict else f"{verdict[8:]}: {found}"
+    if not lines:
+        return "the build gave no output"
+    verdict = ""
+    if lines[-1].startswith("[build] "):  # written by verifier.build
+        verdict = lines.pop().removeprefix("[build] ")
+    telling = [line for line in lines if _TELLING.search(line)]
+    found = telling[0] if telling else lines[-1] if lines else ""
+    return ": ".join(part for part in (verdict, found[:300]) if part)
 
 
 def score_evidence(

@@ -15,7 +15,8 @@
     if (value === undefined) {
       const s = style(element);
       value = false;
-      if (s.display !== 'contents' && (clips(s) || s.clip !== 'auto' || s.clipPath !== 'none')) {
+      if (parseFloat(s.opacity) < 0.05) value = true;
+      else if (s.display !== 'contents' && (clips(s) || s.clip !== 'auto' || s.clipPath !== 'none')) {
         const r = element.getBoundingClientRect();
         value = (clips(s) && s.display !== 'inline' && (r.width < 2 || r.height < 2))
           || /^rect\((0|1)px,? (0|1)px,? (0|1)px,? (0|1)px\)$/.test(s.clip) || /^inset\((50|100)%\)$|^circle\(0/.test(s.clipPath);
@@ -31,6 +32,29 @@
     if (parseFloat(s.fontSize) < 4) return false;
     const color = s.webkitTextFillColor || s.color;
     return !/(rgba\(.*, 0\)|\/ 0\))$/.test(color) || s.backgroundClip === 'text' || s.webkitBackgroundClip === 'text';
+  };
+  // Text in the color of its own ground. The ground is the nearest ancestor with a color; a picture,
+  // or something else of another color that lies under the text, makes it readable after all.
+  const rgb = (text) => { const m = /^rgba?\((\d+), (\d+), (\d+)(?:, ([\d.]+))?\)$/.exec(text); return m && { c: [+m[1], +m[2], +m[3]], a: m[4] === undefined ? 1 : +m[4] }; };
+  const differs = (a, b) => a.some((v, i) => Math.abs(v - b[i]) > 12);
+  let grounds = null; // everything that paints an area, found once and only if asked for
+  const paintsAreas = () => grounds ??= Array.from(body.querySelectorAll('*')).slice(0, maxNodes).filter((e) => {
+    const s = style(e), g = rgb(s.backgroundColor);
+    return /^(IMG|VIDEO|CANVAS|svg|IFRAME|PICTURE|OBJECT|EMBED)$/.test(e.tagName) || s.backgroundImage !== 'none' || !g || g.a > 0;
+  }).map((e) => ({ e, r: e.getBoundingClientRect(), g: style(e).backgroundImage === 'none' ? rgb(style(e).backgroundColor) : null }));
+  const drowned = (element, r) => {
+    const s = style(element), ink = rgb(s.webkitTextFillColor || s.color);
+    if (!ink || s.textShadow !== 'none' || parseFloat(s.webkitTextStrokeWidth) > 0) return false;
+    let ground = [255, 255, 255];
+    for (let e = element; e; e = e.parentElement) {
+      const t = style(e), g = rgb(t.backgroundColor);
+      if (t.backgroundImage !== 'none' || !g || (g.a > 0 && g.a < 1)) return false;
+      if (g.a === 1) { ground = g.c; break; }
+    }
+    if (differs(ink.c, ground)) return false;
+    const x = r.left + r.width / 2, y = r.top + r.height / 2;
+    return !paintsAreas().some(({ e, r: q, g }) => q.left <= x && x <= q.right && q.top <= y && y <= q.bottom && !e.contains(element)
+      && (!g || g.a === 0 || differs(g.c, ink.c)));
   };
   const block = (element) => { // the nearest ancestor that starts a line of its own
     let e = element;
@@ -61,10 +85,11 @@
     if (!owner || !node.data) return;
     if (!node.data.trim()) { if (line && style(owner).display !== 'none') pendingSpace = true; return; }
     if (!shown(owner) || !inked(style(owner))) return;
+    if (owner.tagName === 'DETAILS' && !owner.open) return; // bare text of a closed one: its owner is shown
     const range = document.createRange();
     range.selectNodeContents(node);
     const rects = Array.from(range.getClientRects()).filter(onPage);
-    if (!rects.length) return;
+    if (!rects.length || drowned(owner, rects[0])) return;
     if (/^pre|^break-spaces/.test(style(owner).whiteSpaceCollapse || style(owner).whiteSpace)) {
       const rows = node.data.split('\n');
       rows.forEach((row, i) => { put(row, owner, rows.length > 1 ? null : rects[0], rects[rects.length - 1]); if (i < rows.length - 1) flush(); });

@@ -1,0 +1,4 @@
+// Mounts nothing.
+export default function App() {
+  return null
+}
