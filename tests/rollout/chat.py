@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from rollout.render import END, START, ChatFormat
 
 
-def tiny_chat() -> ChatFormat:
+def tiny_tokenizer() -> Tokenizer:
     """Byte-level, with merges that make `hello` one token although `he` and `llo` are tokens too."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]
@@ -14,4 +14,9 @@ def tiny_chat() -> ChatFormat:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([START, END])
-    return ChatFormat(tokenizer)
+    return tokenizer
+
+
+def tiny_chat() -> ChatFormat:
+    """ChatML over `tiny_tokenizer`."""
+    return ChatFormat(tiny_tokenizer())
