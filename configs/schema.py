@@ -31,9 +31,7 @@ def _build(schema: Any, tree: Mapping[str, Any], path: str, known: Sequence[str]
         if key not in fields:
             raise ConfigError(_unknown(_join(path, str(key)), known))
     for name, field in fields.items():
-        has_default = (
-            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        )
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         if name not in tree and not has_default:
             where = _join(path, name)
             raise ConfigError(f"{where} is missing and has no default; {_example(hints[name], where)}")

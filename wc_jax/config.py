@@ -9,6 +9,7 @@ from typing import Literal
 
 from rollout.agent import AgentConfig
 from rollout.context import ContextConfig
+from wc_jax.credit import CreditConfig
 from wc_jax.optim import OptimConfig
 
 
@@ -35,8 +36,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TasksConfig:
-    """Where problems come from: the page generator's two splits, disjoint by content."""
+    """Where problems come from. `pages` is the page generator, whose two splits are disjoint by content."""
 
+    train: str = "pages"
+    """`pages`, or a .json or .jsonl file of tasks, or a folder of them."""
+    heldout: str = "pages"
+    """The same for evaluation."""
     num_train: int = 512
     """Distinct training tasks; an epoch is one pass over them in a shuffled order."""
     num_heldout: int = 16
@@ -62,6 +67,8 @@ class RolloutConfig:
     """G: rollouts per task. The advantage compares rollouts of one task, so 1 teaches nothing."""
     concurrency: int = 8
     """Rollouts at the same time; each has its own sandbox."""
+    prompt: str = "plain"
+    """Name of the system prompt, a file in rollout/world/prompts."""
     max_retries: int = 2
     """Further attempts at a rollout that the infrastructure (never the policy) failed."""
     top_p: float = 1.0
@@ -99,11 +106,11 @@ class VllmConfig:
     """A vLLM server that the run starts, feeds new weights and stops."""
 
     kind: Literal["vllm"] = "vllm"
-    python: Path = Path(".venv-engine/bin/python")
-    """The interpreter of the environment that holds vLLM; relative to the project."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the engine computes in."""
-    kv_cache_gib: int = 1
+    num_threads: int = 1
+    """Cores that the engine computes on."""
+    kv_cache_gib: float = 1.0
     """Memory for keys and values, in GiB."""
     port: int = 0
     """0: any free port; else exactly this one, on 127.0.0.1."""
@@ -113,7 +120,7 @@ class VllmConfig:
     """Largest difference between the engine's and the trainer's log-probability of the canary, in nats."""
 
     def __post_init__(self) -> None:
-        _positive(self, "kv_cache_gib", "start_timeout_s", "canary_tolerance")
+        _positive(self, "num_threads", "kv_cache_gib", "start_timeout_s", "canary_tolerance")
         _require(0 <= self.port < 65536, f"port must be 0 (any free one) to 65535, got {self.port}")
 
 
@@ -135,24 +142,6 @@ class VerifierConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "max_pages", "build_timeout_s")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CreditConfig:
-    """From rewards and potentials to one advantage per segment."""
-
-    gamma: float = 0.995
-    """Discount of potential gains over segments."""
-    clip_offset: float = 5.0
-    """Largest |offset| before the last centring."""
-    max_paths: int = 6
-    """Context branches of one rollout that are trained."""
-    max_sample_tokens: int = 65_536
-    """A longer path keeps its most recent tokens."""
-
-    def __post_init__(self) -> None:
-        _require(0.0 <= self.gamma <= 1.0, f"gamma must be in [0, 1], got {self.gamma}")
-        _positive(self, "clip_offset", "max_paths", "max_sample_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,4 +54,3 @@ class TaskCursor:
 
 def _rank(seed: int, epoch: int, index: int) -> bytes:
     return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
-

@@ -22,7 +22,7 @@ from wc_jax.config import Config
 # Settings that change what is watched or how fast, or that tell a run to go on, but never the numbers.
 _MAY_DIFFER = frozenset({
     "run_dir", "num_steps", "fresh", "rollout.concurrency", "rollout.max_retries", "verifier.max_pages",
-    "engine.port", "engine.python", "engine.start_timeout_s", "checkpoint.every", "checkpoint.keep",
+    "engine.port", "engine.start_timeout_s", "checkpoint.every", "checkpoint.keep",
     "track.tensorboard", "track.wandb_project",
 })  # fmt: skip
 
@@ -69,6 +69,11 @@ class RunFolder:
         return self.path / "pages"
 
     @property
+    def engine_log(self) -> Path:
+        """What the model server says; there before anything else when it does not come up."""
+        return self.path / "engine.log"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -105,8 +110,9 @@ class RunFolder:
                 doomed = self.path / f".{path.name}.discarded"
                 shutil.rmtree(doomed, ignore_errors=True)
                 shutil.rmtree(path.rename(doomed))
-        for path in (self.metrics, self.evaluations, self.report, self.environment, self.config):
+        for path in (self.metrics, self.evaluations, self.report, self.environment):
             path.unlink(missing_ok=True)
+        self.config.unlink(missing_ok=True)
 
 
 def check_run_folder(config: Config) -> RunFolder:
@@ -116,11 +122,11 @@ def check_run_folder(config: Config) -> RunFolder:
         raise ConfigError(f"run_dir={run.path} is a file; choose another run_dir")
     if not run.path.is_dir() or all(entry.name == ".lock" for entry in run.path.iterdir()):
         return run
-    leftovers = [entry.name for entry in run.path.iterdir() if not entry.name.startswith(".")]
+    leftovers = {e.name for e in run.path.iterdir() if not e.name.startswith(".")} - {run.engine_log.name}
     if not run.config.is_file():
         if leftovers:
             raise ConfigError(
-                f"run_dir={run.path} holds {sorted(leftovers)[0]!r} but no config.yaml: it is no run folder;"
+                f"run_dir={run.path} holds {min(leftovers)!r} but no config.yaml: it is no run folder;"
                 " choose another run_dir"
             )
         return run

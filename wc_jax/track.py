@@ -1,5 +1,6 @@
 """A step's numbers -> metrics.jsonl, TensorBoard, Weights & Biases, and one console line."""
 
+import importlib.util
 import json
 import math
 import os
@@ -59,13 +60,8 @@ class Wandb:
     """A Weights & Biases run that goes on under the same id after a resume."""
 
     def __init__(self, project: str, run: RunFolder, config: Config) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError(
-                f"track.wandb_project={project} needs the package wandb: pip install 'webcoder-jax[wandb]',"
-                " or write track.wandb_project=''"
-            ) from None
+        import wandb
+
         name = run.path.resolve().name
         self._run = wandb.init(
             project=project, id=name, name=name, resume="allow", dir=str(run.path), config=to_plain(config)
@@ -107,8 +103,18 @@ class Trackers:
             member.close()
 
 
+def check_tracking(config: Config) -> None:
+    """Raises `ConfigError` when the config asks for a tracker whose package is not installed."""
+    project = config.track.wandb_project
+    if project and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            f"track.wandb_project={project} needs the package wandb: pip install 'webcoder-jax[wandb]',"
+            " or write track.wandb_project=''"
+        )
+
+
 def open_trackers(config: Config, run: RunFolder, *, done: int, say: Callable[[str], None]) -> Trackers:
-    """What the config asks for. metrics.jsonl must already end at step `done`. Raises `ConfigError`."""
+    """What the config asks for. metrics.jsonl must already end at step `done`."""
     members: list[Tracker] = []
     if config.track.wandb_project:
         members.append(Wandb(config.track.wandb_project, run, config))

@@ -1,5 +1,6 @@
 """Where a step's numbers go, and the phases' stopwatch."""
 
+import importlib.util
 import io
 import json
 import math
@@ -11,7 +12,7 @@ from configs import ConfigError
 from wc_jax.config import Config, ModelConfig, TrackConfig
 from wc_jax.progress import Progress
 from wc_jax.run_folder import RunFolder
-from wc_jax.track import console_line, flatten, open_trackers
+from wc_jax.track import check_tracking, console_line, flatten, open_trackers
 
 
 def make_config(tmp_path: Path, track: TrackConfig) -> Config:
@@ -49,13 +50,10 @@ def test_tensorboard_is_off_when_told(tmp_path: Path) -> None:
 
 
 def test_wandb_without_the_package_says_what_to_install(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
-    try:
-        import wandb  # noqa: F401
-    except ImportError:
-        config = make_config(tmp_path, TrackConfig(wandb_project="pages"))
-        with pytest.raises(ConfigError, match=r"pip install 'webcoder-jax\[wandb\]'"):
-            open_trackers(config, RunFolder(path=tmp_path), done=0, say=print)
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed")
+    with pytest.raises(ConfigError, match=r"pip install 'webcoder-jax\[wandb\]'"):
+        check_tracking(make_config(tmp_path, TrackConfig(wandb_project="pages")))
 
 
 def test_flatten_and_console_line_leave_out_what_is_no_number() -> None:

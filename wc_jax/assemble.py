@@ -1,0 +1,202 @@
+"""Builds what a run needs from its config: cheap checks first, then browser, sandboxes and engine.
+
+Leaving the context closes what runs, in the opposite order.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from configs import ConfigError
+from rollout.attempt import Attempts
+from rollout.engine import Engine
+from rollout.pages.demos import make_script
+from rollout.pages.spec import PageSpec, Split
+from rollout.pages.tasks import page_specs, page_tasks
+from rollout.render import ChatFormat
+from rollout.sandbox.local import LocalSandboxes
+from rollout.sandbox.protocol import Limits
+from rollout.sandbox.template import Template
+from rollout.scripted import ScriptedEngine
+from rollout.tasks import load_tasks
+from rollout.vllm import VllmEngine
+from rollout.vllm_server import VllmServer
+from rollout.workshop import Workshop, installed_template
+from rollout.world.prompts import load_prompt
+from verifier.browser import Browser
+from verifier.types import Task, TaskError
+from wc_jax.config import Config, ScriptedConfig
+from wc_jax.policy import Compute, PolicyConfig
+from wc_jax.policy.table import Params
+from wc_jax.publish import Canary, Publisher, canary_prompt, policy_score
+from wc_jax.weights import load_policy
+
+PAGES = "pages"
+"""The page generator, as a source of tasks."""
+
+Publish = Callable[[Mapping[str, jax.Array], int], dict[str, float]]
+"""(parameters, version) -> proof in numbers. Raises when the engine can't be proved to use them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What is read before anything is started."""
+
+    policy: PolicyConfig
+    params: Params
+    chat: ChatFormat
+    train_tasks: list[Task]
+    heldout_tasks: list[Task]
+    templates: dict[str, Template]
+    prompt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machinery:
+    """What is running, and must be closed."""
+
+    attempts: Attempts
+    """One rollout, as training samples it."""
+    heldout_attempts: Attempts
+    """The same at the evaluation's temperature."""
+    publish: Publish
+
+
+StartMachinery = Callable[[Config, Inputs, Path, Callable[[str], None]], AbstractContextManager[Machinery]]
+"""`start_machinery`, or something with the same promise."""
+
+
+def read_inputs(config: Config) -> Inputs:
+    """Model, tokenizer, tasks and templates; starts nothing. Raises `ConfigError` saying what to do."""
+    folder = config.model.folder
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model.folder={folder} is no model folder (it has no config.json); make one with"
+            " `python -m wc_jax.sft CONFIG`, or write model.folder=PATH of a Hugging Face folder"
+        )
+    try:
+        policy, params = load_policy(folder)
+        chat = ChatFormat.load(folder)
+        prompt = load_prompt(config.rollout.prompt)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"model.folder={folder}: {error}") from error
+    if config.agent.window_tokens > policy.max_positions:
+        raise ConfigError(
+            f"agent.window_tokens={config.agent.window_tokens} is more than the model's"
+            f" {policy.max_positions} positions; write agent.window_tokens={policy.max_positions} or less"
+        )
+    try:
+        train_tasks = load_tasks(
+            config.tasks.train, split="train", count=config.tasks.num_train, seed=config.tasks.seed
+        )
+        heldout_tasks = load_tasks(
+            config.tasks.heldout, split="heldout", count=config.tasks.num_heldout, seed=config.tasks.seed
+        )
+        names = sorted({task.template for task in (*train_tasks, *heldout_tasks)})
+        templates = {name: installed_template(name) for name in names}
+    except TaskError as error:
+        raise ConfigError(str(error)) from error
+    if isinstance(config.engine, ScriptedConfig) and (config.tasks.train, config.tasks.heldout) != (PAGES, PAGES):
+        raise ConfigError(f"engine.kind=scripted answers the page generator's tasks only; write tasks.train={PAGES}")
+    return Inputs(
+        policy=policy,
+        params=params,
+        chat=chat,
+        train_tasks=train_tasks,
+        heldout_tasks=heldout_tasks,
+        templates=templates,
+        prompt=prompt,
+    )
+
+
+@contextlib.contextmanager
+def start_machinery(
+    config: Config, inputs: Inputs, engine_log: Path, say: Callable[[str], None]
+) -> Iterator[Machinery]:
+    """Browser, sandboxes and engine, running. Raises `InfrastructureError`, `SandboxError`, `EngineError`."""
+    with contextlib.ExitStack() as stack:
+        browser = stack.enter_context(Browser(max_pages=config.verifier.max_pages))
+        sandboxes = _open_sandboxes(config, say)
+        stack.callback(sandboxes.close)
+        engine, publish = stack.enter_context(_start_engine(config, inputs, engine_log))
+        attempts = _attempts(config, inputs, engine, sandboxes, browser)
+        cooler = dataclasses.replace(config.agent, temperature=config.evaluation.temperature)
+        yield Machinery(
+            attempts=attempts,
+            heldout_attempts=dataclasses.replace(attempts, agent=cooler),
+            publish=publish,
+        )
+
+
+def _open_sandboxes(config: Config, say: Callable[[str], None]) -> LocalSandboxes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # A rollout's own, and one more for the verdict's build.
+        sandboxes = LocalSandboxes(Limits(), max_boots=config.rollout.concurrency)
+    for weakness in sandboxes.weaknesses:
+        say(f"note: {weakness}")
+    return sandboxes
+
+
+def _attempts(config: Config, inputs: Inputs, engine: Engine, sandboxes: LocalSandboxes, browser: Browser) -> Attempts:
+    workshop = Workshop(
+        make_sandbox=sandboxes,
+        browser=browser,
+        templates=inputs.templates,
+        build_timeout_s=config.verifier.build_timeout_s,
+    )
+    return Attempts(
+        engine=engine,
+        make_world=workshop.make_world,
+        score=workshop.score,
+        chat=inputs.chat,
+        agent=config.agent,
+        context=config.context,
+        system_prompt=inputs.prompt,
+    )
+
+
+@contextlib.contextmanager
+def _start_engine(config: Config, inputs: Inputs, log_path: Path) -> Iterator[tuple[Engine, Publish]]:
+    if isinstance(config.engine, ScriptedConfig):
+        specs = _specs(config, "train", config.tasks.num_train)
+        specs |= _specs(config, "heldout", config.tasks.num_heldout)
+        script = make_script(specs, config.seed)
+        scripted = ScriptedEngine(script, encode=inputs.chat.text_ids, end_id=inputs.chat.end_id)
+        with tempfile.TemporaryDirectory(prefix="webcoder-weights-") as folder:
+            yield scripted, Publisher(scripted, inputs.policy, Path(folder), canary=None)
+        return
+    settings = config.engine
+    with VllmServer(
+        config.model.folder,
+        port=settings.port or None,
+        dtype=settings.dtype,
+        max_model_len=config.agent.window_tokens,
+        max_num_seqs=config.rollout.concurrency,
+        kv_cache_gib=settings.kv_cache_gib,
+        num_threads=settings.num_threads,
+        start_timeout_s=settings.start_timeout_s,
+        log_path=log_path,
+    ) as server:
+        engine = VllmEngine(server.base_url, weights_dir=server.weights_dir)
+        try:
+            canary = Canary(
+                score=policy_score(inputs.policy, compute=Compute(dtype=config.model.dtype)),
+                prompt_ids=canary_prompt(inputs.policy.vocab_size),
+                tolerance=settings.canary_tolerance,
+            )
+            yield engine, Publisher(engine, inputs.policy, server.weights_dir, canary=canary, dtype=settings.dtype)
+        finally:
+            engine.close()
+
+
+def _specs(config: Config, split: Split, count: int) -> dict[str, PageSpec]:
+    tasks, specs = page_tasks(split, count, config.tasks.seed), page_specs(split, count, config.tasks.seed)
+    return {task.task_id: spec for task, spec in zip(tasks, specs, strict=True)}
