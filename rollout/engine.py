@@ -22,6 +22,10 @@ class Request:
     rollout_id: str
     turn: int
     """Index of the turn within the rollout, from 0."""
+    top_p: float = 1.0
+    """Nucleus truncation; 1 is off. Training refuses it unless the config accepts the bias."""
+    top_k: int = 0
+    """Sample among so many tokens only; 0 is off. As `top_p`."""
 
 
 class Engine(Protocol):

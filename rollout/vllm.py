@@ -157,8 +157,8 @@ class VllmEngine:
             "sampling_params": {
                 "max_tokens": request.max_tokens - len(done),
                 "temperature": request.temperature,
-                "top_p": 1.0,
-                "top_k": 0,
+                "top_p": request.top_p,
+                "top_k": request.top_k,
                 # The same seed again would draw the same random numbers for other positions.
                 "seed": (request.seed + len(done)) % 2**63,
                 "stop_token_ids": list(request.stop_token_ids),

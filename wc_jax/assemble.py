@@ -16,7 +16,7 @@ import jax
 
 from configs import ConfigError
 from rollout.attempt import Attempts
-from rollout.engine import Engine
+from rollout.engine import Engine, Request
 from rollout.pages.demos import make_script
 from rollout.pages.spec import PageSpec, Split
 from rollout.pages.tasks import page_specs, page_tasks
@@ -26,6 +26,7 @@ from rollout.sandbox.protocol import Limits
 from rollout.sandbox.template import Template
 from rollout.scripted import ScriptedEngine
 from rollout.tasks import load_tasks
+from rollout.types import Completion
 from rollout.vllm import VllmEngine
 from rollout.vllm_server import VllmServer
 from rollout.workshop import Workshop, installed_template
@@ -103,6 +104,8 @@ def read_inputs(config: Config) -> Inputs:
         templates = {name: installed_template(name) for name in names}
     except TaskError as error:
         raise ConfigError(str(error)) from error
+    if isinstance(config.engine, ScriptedConfig) and config.rollout.accept_truncation_bias:
+        raise ConfigError("rollout.top_p and rollout.top_k have no effect with engine.kind=scripted; leave them out")
     if isinstance(config.engine, ScriptedConfig) and (config.tasks.train, config.tasks.heldout) != (PAGES, PAGES):
         raise ConfigError(f"engine.kind=scripted answers the page generator's tasks only; write tasks.train={PAGES}")
     return Inputs(
@@ -126,6 +129,8 @@ def start_machinery(
         sandboxes = _open_sandboxes(config, say)
         stack.callback(sandboxes.close)
         engine, publish = stack.enter_context(_start_engine(config, inputs, engine_log))
+        if config.rollout.accept_truncation_bias:
+            engine = _Truncating(engine=engine, top_p=config.rollout.top_p, top_k=config.rollout.top_k)
         attempts = _attempts(config, inputs, engine, sandboxes, browser)
         cooler = dataclasses.replace(config.agent, temperature=config.evaluation.temperature)
         yield Machinery(
@@ -161,6 +166,18 @@ def _attempts(config: Config, inputs: Inputs, engine: Engine, sandboxes: LocalSa
         context=config.context,
         system_prompt=inputs.prompt,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Truncating:
+    """An engine asked to sample from a truncated distribution; only training and evaluation, never the canary."""
+
+    engine: Engine
+    top_p: float
+    top_k: int
+
+    def generate(self, request: Request) -> Completion:
+        return self.engine.generate(dataclasses.replace(request, top_p=self.top_p, top_k=self.top_k))
 
 
 @contextlib.contextmanager
