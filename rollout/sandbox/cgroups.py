@@ -47,6 +47,11 @@ class Cgroups:
         missing = [f"no {name} control group" for name in wanted if name not in parents]
         return (Cgroups(parents, is_v2=is_v2) if parents else None), missing
 
+    @property
+    def resources(self) -> frozenset[str]:
+        """Which of memory, pids and cpu are limited."""
+        return frozenset(self._parents)
+
     def make(self, name: str, limits: Limits) -> "Group":
         """A new, empty group. SandboxError when the kernel refuses."""
         folders = sorted({parent / name for parent in self._parents.values()})
@@ -107,7 +112,7 @@ class Group:
         """Processes inside now."""
         try:
             return [int(pid) for pid in (self._folders[0] / "cgroup.procs").read_text().split()]
-        except FileNotFoundError:
+        except OSError:  # removed, before or while we read
             return []
 
     def kill(self) -> None:

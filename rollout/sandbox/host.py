@@ -5,6 +5,7 @@ What is missing is replaced by resource limits where there are any, and named in
 """
 
 import os
+import resource
 import shutil
 import threading
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ _MAX_OPEN_FILES = 4096
 # Joins each control group named before `--`, lowers what can be lowered, becomes the rest.
 _LAUNCH = """
 while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift
-echo 500 > /proc/$$/oom_score_adj
+{{ echo 500 > /proc/$$/oom_score_adj; }} 2>/dev/null
 {limits}
 exec "$@"
 """
@@ -47,8 +48,10 @@ class Host:
 
     def launch_argv(self, group: Group | None, uid: int | None, limits: Limits) -> list[str]:
         """The argv in front of bubblewrap's options."""
-        settings = ["ulimit -c 0", f"ulimit -n {_MAX_OPEN_FILES}"]
-        if group is None:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        num_files = _MAX_OPEN_FILES if allowed == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, allowed)
+        settings = ["ulimit -c 0", f"ulimit -n {num_files}"]
+        if not self._counts("memory"):
             # Per process, where a control group would count the whole sandbox.
             settings.append(f"ulimit -d {limits.memory_bytes >> 10}")
         if not self.can_mount:
@@ -57,15 +60,19 @@ class Host:
         script = _LAUNCH.format(limits="\n".join(settings))
         return ["/bin/sh", "-c", script, "sh", *joins, "--", *drop_argv(self.setpriv, uid), self.bubblewrap]
 
-    def command_argv(self, group: Group | None, argv: Sequence[str], limits: Limits) -> list[str]:
+    def command_argv(self, argv: Sequence[str], limits: Limits) -> list[str]:
         """`argv` as bubblewrap runs it.
 
         Without a control group the number of processes is limited inside: outside, the limit would
         count everything else that the caller's user runs.
         """
-        if group is not None:
+        if self._counts("pids"):
             return list(argv)
-        return ["/bin/sh", "-c", f'ulimit -p {limits.num_processes}; exec "$@"', "sh", *argv]
+        number = limits.num_processes  # `-u` is bash's name for it, `-p` dash's
+        return ["/bin/sh", "-c", f'ulimit -u {number} 2>/dev/null || ulimit -p {number}; exec "$@"', "sh", *argv]
+
+    def _counts(self, resource_name: str) -> bool:
+        return self.cgroups is not None and resource_name in self.cgroups.resources
 
     def reachable(self, source: Path) -> Path:
         """`source`, or a read-only mount of it that other user ids can reach.
@@ -113,15 +120,18 @@ def open_host(limits: Limits) -> Host:
     if is_root and setpriv is None:
         raise SandboxError("setpriv is not installed; run: apt-get install util-linux")
     cgroups, weaknesses = Cgroups.open() if is_root else (None, ["not root: no control groups"])
-    reap_dead_runs(cgroups)
     probe([*drop_argv(setpriv, sandbox_uid(0) if is_root else None), bubblewrap])
     seccomp = build_filter()
     if seccomp is None:
         weaknesses.append("no libseccomp: system calls are not filtered")
-    run_dir = make_run_dir()
-    make_etc(run_dir / "etc")
+    try:
+        run_dir = make_run_dir()
+        make_etc(run_dir / "etc")
+    except OSError as error:
+        raise SandboxError(f"no folder for sandboxes: {error}") from error
+    reap_dead_runs(cgroups)
     can_mount = is_root and _can_mount(run_dir)
-    if cgroups is None:
+    if cgroups is None or "memory" not in cgroups.resources:
         weaknesses.append(f"memory ({limits.memory_bytes >> 20} MiB) is limited per process only")
     if not is_root:
         weaknesses.append("sandboxes share the caller's user id")

@@ -80,18 +80,25 @@ class LocalSandboxes:
             return sandbox
 
     def close(self) -> None:
-        """Closes every sandbox and removes the run's folder, mounts and groups. Safe to call twice."""
+        """Closes every sandbox and removes the run's folder, mounts and groups. Safe to call twice.
+
+        SandboxError, after all the rest is done, if the kernel does not let go of something.
+        """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             remaining = list(self._open)
         atexit.unregister(self.close)
-        try:
-            for sandbox in remaining:
+        errors: list[SandboxError] = []
+        for sandbox in remaining:
+            try:
                 sandbox.close()
-        finally:
-            remove_run_dir(self._host.run_dir, self._host.cgroups)
+            except SandboxError as error:  # the others must still be closed
+                errors.append(error)
+        remove_run_dir(self._host.run_dir, self._host.cgroups)
+        if errors:
+            raise errors[0]
 
     def _forget(self, sandbox: LocalSandbox) -> None:
         with self._lock:

@@ -174,7 +174,7 @@ class LocalSandbox:
             os.write(fds[1], options)
             os.lseek(fds[1], 0, os.SEEK_SET)
             launch = self._host.launch_argv(self._group, self._uid, self._limits)
-            command = self._host.command_argv(self._group, argv, self._limits)
+            command = self._host.command_argv(argv, self._limits)
             return run_command(
                 [*launch, "--args", str(fds[1]), "--json-status-fd", str(status_write), "--", *command],
                 pass_fds=fds,
