@@ -6,7 +6,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-export UV_PYTHON_DOWNLOADS=never   # the interpreter is the machine's own
+# The interpreter is the machine's own; only the engine may fetch the exact version that it pins.
+export UV_PYTHON_DOWNLOADS=never
 export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 TOOLCHAIN="${WEBCODER_HOME:-$PWD/.toolchain}"
@@ -22,7 +23,7 @@ step() {
     while [ "$1" != "--" ]; do inputs+=("$1"); shift; done
     shift
     # The folder is part of the key: an environment that was moved is made anew.
-    key=$( (printf '%s\n' "$PWD" "$*"; find "${inputs[@]}" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) | sha256sum)
+    key=$( (printf '%s\n' "$PWD" "$*"; find "${inputs[@]}" -type f -not -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) | sha256sum)
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ]; then return; fi
     "$@" </dev/null
     mkdir -p "$(dirname "$stamp")"
@@ -116,7 +117,7 @@ this_project() {
 
 engine_environment() {
     bootstrap_uv
-    PATH="$TOOLCHAIN/uv/bin:$PATH" .venv/bin/python -m rollout.vllm_server install
+    UV_PYTHON_DOWNLOADS=automatic PATH="$TOOLCHAIN/uv/bin:$PATH" .venv/bin/python -m rollout.vllm_server install
 }
 
 template_packages() { .venv/bin/python -m rollout.sandbox install; }
@@ -127,5 +128,6 @@ PYTHON_FOUND=""
 install_debian_packages
 step .venv/.done locks/trainer.txt -- trainer_environment
 step .venv/.done-project pyproject.toml .venv/.done -- this_project
-step .venv-engine/.done locks/engine.txt rollout/vllm_plugin/pyproject.toml rollout/vllm_plugin/webcoder_vllm -- engine_environment
+step "${WEBCODER_ENGINE:-.venv-engine}/.done" locks/engine.txt rollout/vllm_install.py rollout/vllm_plugin/pyproject.toml \
+    rollout/vllm_plugin/webcoder_vllm -- engine_environment
 step "$TOOLCHAIN/.templates-done" rollout/sandbox/templates/*/package-lock.json -- template_packages
