@@ -8,7 +8,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -111,6 +111,7 @@ class PageRender:
         self._limits = limits
         self._wants_screenshot = screenshot
         self._seen = _Log()
+        self._arrived = asyncio.Event()
 
     async def run(self, host: str, path: str) -> Page:
         """Renders http://HOST/PATH. BrowserLost if the browser is gone; never for a bad page."""
@@ -175,10 +176,11 @@ class PageRender:
         _listen(tab, seen, origin)
         tab.context.on("page", lambda popup: asyncio.ensure_future(self._try(popup.close(), 4.0)))
         cdp = await self._must(tab.context.new_cdp_session(tab), 10.0)
-        await self._must(_guard_navigations(cdp, origin, limits.max_navigations), 10.0)
+        guard = _guard_navigations(cdp, origin, limits.max_navigations, self._arrived.set)
+        await self._must(guard, 10.0)
         world = _World(cdp)
         url = f"{origin}/{path.lstrip('/')}"
-        loaded = await self._phase("load", self._load(tab, url), limits.load_s + 2)
+        loaded = await self._phase("load", self._load(tab, cdp, url), limits.load_s)
         raw = None
         # Not loaded in time may be one slow file; no answer either means that a script never ends.
         if (loaded or await self._answers(world)) and await self._settle(world):
@@ -221,10 +223,12 @@ class PageRender:
         again = world.page_value(f"__wc_settle({json.dumps(then)})")
         return bool(await self._phase("settle_again", again, limit_s)) or await self._answers(world)
 
-    async def _load(self, tab: "Tab", url: str) -> bool:
-        limit_ms = self._limits.load_s * 1000
-        await tab.goto(url, wait_until="commit", timeout=limit_ms)
-        await tab.wait_for_load_state("load", timeout=limit_ms)
+    async def _load(self, tab: "Tab", cdp: "CDPSession", url: str) -> bool:
+        # A page that tries to leave while it loads gets no load event: then the refusal counts.
+        cdp.once("Page.loadEventFired", lambda _: self._arrived.set())
+        await cdp.send("Page.enable")
+        await tab.goto(url, wait_until="commit", timeout=self._limits.load_s * 1000)
+        await self._arrived.wait()
         return True
 
     async def _requests_done(self) -> None:
@@ -298,7 +302,9 @@ class _World:
         return await self._evaluate(expression, contextId=made["executionContextId"])
 
 
-async def _guard_navigations(cdp: "CDPSession", origin: str, most: int) -> None:
+async def _guard_navigations(
+    cdp: "CDPSession", origin: str, most: int, on_refusal: Callable[[], None]
+) -> None:
     """Lets the main frame load our site only, and not endlessly (reload loops)."""
     tree = await cdp.send("Page.getFrameTree")
     main_frame = tree["frameTree"]["frame"]["id"]
@@ -315,6 +321,7 @@ async def _guard_navigations(cdp: "CDPSession", origin: str, most: int) -> None:
         answer = {"requestId": event["requestId"]}
         try:
             if refused:
+                on_refusal()
                 # "No content" leaves the page as it is; an error could keep it from loading.
                 await cdp.send("Fetch.fulfillRequest", {**answer, "responseCode": 204})
             else:
