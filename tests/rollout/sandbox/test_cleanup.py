@@ -122,6 +122,25 @@ def test_a_killed_run_is_cleaned_up_by_the_next() -> None:
     bystander.close()
 
 
+def test_control_c_leaves_nothing() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert process.stdout is not None
+    run_dir = Path(process.stdout.readline().strip())
+    while not is_running("sleep\x0014.1421"):
+        pass
+    process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in process.communicate(timeout=20)[1]
+    assert not run_dir.exists()
+    assert mounts_below(run_dir) == groups_of(run_dir.name) == []
+    assert not is_running("sleep\x0014.1421")
+
+
 def test_packages_below_a_folder_that_others_cannot_enter(tmp_path: Path) -> None:
     private = tmp_path / "home"
     modules = private / "project" / "node_modules"

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from rollout.sandbox.install import install_template
 from rollout.sandbox.local import LocalSandboxes
 from rollout.sandbox.protocol import Sandbox, SandboxError
-from rollout.sandbox.template import Template
+from rollout.sandbox.template import Template, load_template
 
 pytestmark = pytest.mark.sandbox
 
@@ -151,3 +152,21 @@ def test_the_bare_template_builds_and_types_check(sandboxes: LocalSandboxes, bar
     checked = sandbox.exec(["node", "node_modules/typescript/bin/tsc", "--noEmit"], timeout_s=60)
     assert checked.exit_code == 0, checked.output
     sandbox.close()
+
+
+@pytest.mark.slow
+def test_the_full_template_builds() -> None:
+    template = load_template("vite-react")
+    sandboxes = LocalSandboxes()  # with the default limits
+    sandbox = sandboxes(template.files, node_modules=install_template(template))
+    source = (
+        'import { Card } from "antd"\nimport { Line, LineChart } from "recharts"\n'
+        "export default function App() {\n  return <Card className='bg-gray-100'>"
+        "<LineChart data={[]}><Line dataKey='x' /></LineChart></Card>\n}\n"
+    )
+    sandbox.write("src/App.tsx", source.encode())
+    ended = sandbox.exec(template.build_argv, timeout_s=100)
+    assert ended.exit_code == 0, ended.output
+    styles = b"".join(data for path, data in sandbox.snapshot("dist").items() if path.endswith(".css"))
+    assert b".bg-gray-100" in styles
+    sandboxes.close()
