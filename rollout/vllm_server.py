@@ -11,6 +11,7 @@ split over steps: with a seed in the request, vLLM 0.32 on a CPU dies of a split
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -28,6 +29,8 @@ from rollout.engine import EngineError
 from rollout.vllm_install import InstallError, engine_python, install_engine
 
 _CACHE_BLOCK_TOKENS = 32
+# What vLLM 0.32's attention kernels for CPUs are compiled for.
+_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Quiet, offline, and with the routes for new weights.
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -76,8 +79,7 @@ class VllmServer:
         """
         self._process: subprocess.Popen[bytes] | None = None
         model_dir = Path(model_dir)
-        if not (model_dir / "config.json").is_file():
-            raise EngineError(f"no config.json in {model_dir}: give the path of a Hugging Face model folder")
+        _check_servable(model_dir)
         self.model_name = model_name
         self.port = _free_port(port)
         self.base_url = f"http://127.0.0.1:{self.port}"
@@ -210,6 +212,16 @@ def _arguments(
         *("--weight-transfer-config", '{"backend": "webcoder_file"}'),
         *("--disable-log-stats", "--disable-uvicorn-access-log"),
     ]
+
+
+def _check_servable(model_dir: Path) -> None:
+    """Raises `EngineError` for what vLLM would find out late: it dies of a bad head width at the first request."""
+    if not (model_dir / "config.json").is_file():
+        raise EngineError(f"no config.json in {model_dir}: give the path of a Hugging Face model folder")
+    config = json.loads((model_dir / "config.json").read_text())
+    head_dim = config.get("head_dim")
+    if head_dim is not None and head_dim not in _HEAD_DIMS:
+        raise EngineError(f"{model_dir}: head_dim must be one of {list(_HEAD_DIMS)} on a CPU, got {head_dim}")
 
 
 def _free_port(port: int | None) -> int:

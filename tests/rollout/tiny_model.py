@@ -11,7 +11,7 @@ END_ID = 2
 
 
 def tiny_config(
-    *, vocab: int = 128, width: int = 64, layers: int = 2, heads: int = 4, kv_heads: int = 2, inner: int = 128
+    *, vocab: int = 128, width: int = 64, layers: int = 2, heads: int = 2, kv_heads: int = 1, inner: int = 128
 ) -> dict[str, object]:
     """The `config.json` of the model. Small enough that a request costs milliseconds."""
     return {
