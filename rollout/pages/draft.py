@@ -74,9 +74,13 @@ def edit_between(before: str, after: str) -> tuple[str, str]:
     end = 0
     while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
         end += 1
+    # An insertion is told by the line that follows it, if that line is unique.
     if start == len(old) - end and end > 0 and before.count(old[start]) == 1:
         end -= 1
-    while before.count("\n".join(old[start : len(old) - end])) != 1 or start == len(old) - end:
+    # Neither text may be empty, and the old one must be found once: take in lines from above until so.
+    while (
+        start in (len(old) - end, len(new) - end) or before.count("\n".join(old[start : len(old) - end])) != 1
+    ) and start > 0:
         start -= 1
     return "\n".join(old[start : len(old) - end]), "\n".join(new[start : len(new) - end])
 
