@@ -77,10 +77,11 @@ def edit_between(before: str, after: str) -> tuple[str, str]:
     # An insertion is told by the line that follows it, if that line is unique.
     if start == len(old) - end and end > 0 and before.count(old[start]) == 1:
         end -= 1
-    # Neither text may be empty, and the old one must be found once: take in lines from above until so.
-    while (
-        start in (len(old) - end, len(new) - end) or before.count("\n".join(old[start : len(old) - end])) != 1
-    ) and start > 0:
+    # Neither text may be empty, and the old one must stand in one place: take in lines from above until so.
+    while start > 0:
+        text = "\n".join(old[start : len(old) - end])
+        if start not in (len(old) - end, len(new) - end) and before.find(text) == before.rfind(text):
+            break
         start -= 1
     return "\n".join(old[start : len(old) - end]), "\n".join(new[start : len(new) - end])
 
