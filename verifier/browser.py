@@ -193,7 +193,7 @@ class Browser:
         try:
             try:
                 page = await asyncio.wait_for(render.run(host, path), _WALL_S)
-            except (TimeoutError, asyncio.TimeoutError) as error:
+            except TimeoutError as error:
                 raise BrowserLost(f"no end within {_WALL_S} s") from error
             crashed = page.reason.startswith("the page crashed")
             if page.reason.startswith("unresponsive") or crashed:

@@ -151,7 +151,7 @@ class PageRender:
 
         try:
             return await asyncio.wait_for(work, limit_s)
-        except (TimeoutError, asyncio.TimeoutError, Error) as error:
+        except (TimeoutError, Error) as error:
             raise BrowserLost(f"the browser does not answer: {error}") from error
 
     async def _try(self, work: Awaitable[T], limit_s: float) -> T | None:
@@ -160,7 +160,7 @@ class PageRender:
 
         try:
             return await asyncio.wait_for(work, limit_s)
-        except (TimeoutError, asyncio.TimeoutError, Error, _PageThrew):
+        except (TimeoutError, Error, _PageThrew):
             return None
 
     async def _phase(self, name: str, work: Awaitable[T], limit_s: float) -> T | None:

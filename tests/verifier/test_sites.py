@@ -3,9 +3,9 @@
 import re
 
 import pytest
+
 from rollout.sandbox.local import LocalSandboxes
 from rollout.sandbox.template import Template
-
 from tests.verifier.site_builds import Sites
 from verifier.browser import Browser
 from verifier.build import BuildTemplate
