@@ -19,7 +19,9 @@ def token_logp(token_id: int) -> float:
 class ScriptedEngine:
     """Answers `script(rollout_id, turn)` whatever the prompt says. Safe to call from many threads.
 
-        engine = ScriptedEngine(lambda rollout_id, turn: "@finish", encode=lambda text: [ord(c) for c in text], end_id=2)
+    >>> engine = ScriptedEngine(lambda rollout_id, turn: "ok", encode=lambda text: [ord(c) for c in text], end_id=2)
+    >>> engine.version()
+    0
 
     It has the control side of a real engine too: `publish` records what it was given, in `published`.
     """

@@ -38,9 +38,9 @@ def _is_connection_error(error: BaseException) -> bool:
 class VllmEngine:
     """A running vLLM server. Safe to call from many threads.
 
-        engine = VllmEngine(server.base_url, weights_dir=server.weights_dir)
-        engine.publish(path, 0)             # a safetensors file inside weights_dir
-        engine.generate(request)            # -> Completion, every token with its version
+    engine = VllmEngine(server.base_url, weights_dir=server.weights_dir)
+    engine.publish(path, 0)             # a safetensors file inside weights_dir
+    engine.generate(request)            # -> Completion, every token with its version
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class VllmEngine:
 
 
 def crc32(path: Path) -> int:
-    """zlib's checksum of a whole file; the engine compares it with what it reads."""
+    """Zlib's checksum of a whole file; the engine compares it with what it reads."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):

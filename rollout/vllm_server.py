@@ -270,7 +270,9 @@ def _wait_for_group(group: int, timeout_s: float = 10.0) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`install` or `serve MODEL_DIR`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m rollout.vllm_server", description="The vLLM engine of this project.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rollout.vllm_server", description="The vLLM engine of this project."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("install", help="make the engine's own environment from locks/engine.txt")
     serve = commands.add_parser("serve", help="serve a model folder until Ctrl-C")

@@ -31,6 +31,9 @@ Score = Callable[[Params, Sequence[int], Sequence[int]], np.ndarray]
 """(params, prompt ids, answer ids) -> the trainer's log-probability of each answer id, at temperature 1."""
 
 
+_PLAIN = Compute()
+
+
 class PublishError(RuntimeError):
     """The engine could not be shown to use the trainer's weights. Stop the run."""
 
@@ -67,15 +70,13 @@ def canary_prompt(vocab_size: int, *, num_tokens: int = 80, seed: int = 0) -> tu
     return tuple(int(token) for token in np.random.default_rng(seed).integers(0, vocab_size, num_tokens))
 
 
-def policy_score(config: PolicyConfig, *, compute: Compute = Compute()) -> Score:
+def policy_score(config: PolicyConfig, *, compute: Compute = _PLAIN) -> Score:
     """The trainer's own forward function as a `Score`. Compiled once for each length of prompt and answer."""
 
     @jax.jit
     def all_logp(params: Params, tokens: jax.Array) -> jax.Array:
         positions = jnp.arange(tokens.shape[0])[None]
-        states = hidden_states(
-            dict(params), config, tokens[None], positions, jnp.ones_like(positions), compute=compute
-        )
+        states = hidden_states(dict(params), config, tokens[None], positions, jnp.ones_like(positions), compute=compute)
         logp, _ = token_logprobs(states[0, :-1], unembed(dict(params), config), tokens[1:])
         return logp
 
@@ -89,8 +90,8 @@ def policy_score(config: PolicyConfig, *, compute: Compute = Compute()) -> Score
 class Publisher:
     """Call it with the parameters and their version: at step 0, after each step, after a restart or resume.
 
-        publish = Publisher(engine, config, server.weights_dir, canary=canary)
-        publish(params, 0)      # -> {"sync/canary_gap": 2e-5, "sync/seconds": 0.4}
+    publish = Publisher(engine, config, server.weights_dir, canary=canary)
+    publish(params, 0)      # -> {"sync/canary_gap": 2e-5, "sync/seconds": 0.4}
     """
 
     def __init__(

@@ -46,9 +46,9 @@ def test_abort_after_the_last_token_or_the_stop_id_is_an_end() -> None:
 
 
 def test_endless_aborts_without_progress_are_an_error() -> None:
-    with stub_server(lambda path, body: (200, generated([], "abort"))) as url:
-        with pytest.raises(EngineError, match="aborted 5 times"):
-            VllmEngine(url).generate(ask((5,)))
+    stub = stub_server(lambda path, body: (200, generated([], "abort")))
+    with stub as url, pytest.raises(EngineError, match="aborted 5 times"):
+        VllmEngine(url).generate(ask((5,)))
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         path = self._checked(update_info)
         initialize_layerwise_reload(self.model)
         with safe_open(path, framework="pt", device="cpu") as file, torch.no_grad():
-            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())
+            names = file.keys()
+            self.model.load_weights((name, file.get_tensor(name)) for name in names)
         self._is_loaded = True
 
     def finish_weight_update(self) -> None:
