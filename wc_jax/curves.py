@@ -38,7 +38,9 @@ def _svg(draw: Any) -> str:
 
     style: Any = {"svg.hashsalt": "report", "svg.fonttype": "none", "font.size": 9, "axes.edgecolor": _INK}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(4.6, 2.6), layout="constrained")
+        figure = Figure(figsize=(4.6, 2.6))
+        # By hand: a layout engine draws everything twice.
+        figure.subplots_adjust(left=0.14, right=0.98, bottom=0.18, top=0.96)
         axes = figure.add_subplot()
         if not draw(axes):
             return ""

@@ -28,7 +28,7 @@ def write_tiny_policy(folder: Path) -> Path:
     tokenizer = train_tokenizer(512, num_pages=60)
     vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
     shape = PolicyConfig(
-        vocab_size=vocab_size, width=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, ff_dim=32
+        vocab_size=vocab_size, width=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=32, ff_dim=32
     )
     save_policy(folder, shape, init_params(shape, jax.random.key(0)))
     save_tokenizer(tokenizer, folder)
@@ -40,16 +40,16 @@ def write_config(path: Path, model: Path, run_dir: Path, **changes: object) -> P
     plain: dict[str, object] = {
         "run_dir": str(run_dir),
         "seed": 0,
-        "num_steps": 4,
+        "num_steps": 3,
         "model": {"folder": str(model)},
         "tasks": {"num_train": 3, "num_heldout": 2, "per_step": 2},
         "rollout": {"group_size": 3, "concurrency": 2},
-        "agent": {"max_turns": 6, "window_tokens": 1536, "max_answer_tokens": 768},
-        "context": {"fold_tokens": 600},
+        "agent": {"max_turns": 6, "window_tokens": 1024, "max_answer_tokens": 512},
+        "context": {"fold_tokens": 400},
         "engine": {"kind": "scripted"},
-        "credit": {"max_sample_tokens": 1536},
+        "credit": {"max_sample_tokens": 1024},
         "optim": {"lr": 1e-3},
-        "batch": {"row_tokens": 1536, "micro_rows": 2},
+        "batch": {"row_tokens": 1024, "micro_rows": 2},
         "evaluation": {"every": 2},
         "checkpoint": {"every": 1, "keep": 2},
         "track": {"tensorboard": False},
@@ -60,9 +60,7 @@ def write_config(path: Path, model: Path, run_dir: Path, **changes: object) -> P
 
 
 @contextlib.contextmanager
-def start_simulated(
-    config: Config, inputs: Inputs, _log: Path, _say: Callable[[str], None]
-) -> Iterator[Machinery]:
+def start_simulated(config: Config, inputs: Inputs, _log: Path, _say: Callable[[str], None]) -> Iterator[Machinery]:
     """Machinery without browser and sandboxes, for tests of what is around them."""
     tasks = (*inputs.train_tasks, *inputs.heldout_tasks)
     specs = [
