@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from wc_jax.policy.attention import segment_attention
+from wc_jax.policy.blocks import gated, linear, rms_norm
 from wc_jax.policy.config import PolicyConfig
 from wc_jax.policy.rope import rope_table, rotate
 from wc_jax.policy.table import Params
@@ -32,31 +33,19 @@ class Compute:
         return jnp.dtype(self.dtype)
 
 
-def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(
-        x, w.astype(x.dtype), (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    ).astype(x.dtype)
-
-
-def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (normed * scale[None, None, :].astype(jnp.float32)).astype(x.dtype)
-
-
 def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, segment_ids: jax.Array) -> Callable:
     def apply(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         batch, length, _ = x.shape
         with jax.named_scope("attention"):
-            h = _rms_norm(x, w["attn_norm"], config.norm_eps)
-            q = _dense(h, w["q"]).reshape(batch, length, config.num_heads, config.head_dim)
-            k = _dense(h, w["k"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
-            v = _dense(h, w["v"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
+            h = rms_norm(x, w["attn_norm"], config.norm_eps)
+            q = linear(h, w["q"]).reshape(batch, length, config.num_heads, config.head_dim)
+            k = linear(h, w["k"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
+            v = linear(h, w["v"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
             out = segment_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, segment_ids)
-            x = x + _dense(out.reshape(batch, length, -1), w["o"])
+            x = x + linear(out.reshape(batch, length, -1), w["o"])
         with jax.named_scope("mlp"):
-            h = _rms_norm(x, w["mlp_norm"], config.norm_eps)
-            x = x + _dense(jax.nn.silu(_dense(h, w["gate"])) * _dense(h, w["up"]), w["down"])
+            h = rms_norm(x, w["mlp_norm"], config.norm_eps)
+            x = x + linear(gated(linear(h, w["gate"]), linear(h, w["up"])), w["down"])
         return x, None
 
     return apply
@@ -91,7 +80,7 @@ def hidden_states(
             x, _ = layer(x, {name: w[i] for name, w in stacked.items()})
     else:
         x, _ = jax.lax.scan(layer, x, stacked)
-    return _rms_norm(x, params["final_norm"], config.norm_eps)
+    return rms_norm(x, params["final_norm"], config.norm_eps)
 
 
 def unembed(params: Params, config: PolicyConfig) -> Float[Array, "D V"]:
