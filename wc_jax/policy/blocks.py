@@ -1,0 +1,91 @@
+"""The pieces of a layer with hand-written backward passes: linear, RMS norm, gated unit.
+
+Automatic differentiation gives the same numbers; on CPU XLA then fuses slow element-wise work (an
+exponential, a cosine) into transposed copies and computes it again for each consumer. Here every
+backward product is written in the form that lies well, and barriers keep element-wise results in one
+piece. Factor measured on a 6M policy: see `tests/benchmarks`.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
+    dims = (((contract[0],), (contract[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def linear(x: Float[Array, "B T D"], w: Float[Array, "D F"]) -> Float[Array, "B T F"]:
+    """x @ w, computed in the type of x with float32 sums; the gradient of `w` keeps the type of `w`."""
+    return _linear_fwd(x, w)[0]
+
+
+def _linear_fwd(x, w):  # type: ignore[no-untyped-def]
+    rows = x.reshape(-1, x.shape[-1])
+    out = _dot(rows, w.astype(x.dtype), (1, 0)).astype(x.dtype)
+    return out.reshape(*x.shape[:-1], w.shape[1]), (x, w)
+
+
+def _linear_bwd(saved, g):  # type: ignore[no-untyped-def]
+    x, w = saved
+    rows, g_rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    d_x = _dot(g_rows, w.astype(x.dtype), (1, 1)).astype(x.dtype)
+    d_w = _dot(rows, g_rows, (0, 0)).astype(w.dtype)
+    return d_x.reshape(x.shape), d_w
+
+
+linear.defvjp(_linear_fwd, _linear_bwd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rms_norm(x: Float[Array, "B T D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "B T D"]:
+    """x / sqrt(mean(x^2) + eps) * scale over the last axis, in float32, returned in the type of x."""
+    return _rms_fwd(x, scale, eps)[0]
+
+
+def _rms_fwd(x, scale, eps):  # type: ignore[no-untyped-def]
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    out = (x32 * inverse * scale[None, None, :].astype(jnp.float32)).astype(x.dtype)
+    return jax.lax.optimization_barrier(out), (x, scale, inverse)
+
+
+def _rms_bwd(eps, saved, g):  # type: ignore[no-untyped-def]
+    x, scale, inverse = saved
+    normed = x.astype(jnp.float32) * inverse
+    g32 = g.astype(jnp.float32)
+    d_scale = jnp.sum(g32 * normed, axis=(0, 1)).astype(scale.dtype)
+    d_normed = g32 * scale[None, None, :].astype(jnp.float32)
+    inner = jnp.mean(d_normed * normed, axis=-1, keepdims=True)
+    return (inverse * (d_normed - normed * inner)).astype(x.dtype), d_scale
+
+
+rms_norm.defvjp(_rms_fwd, _rms_bwd)
+
+
+@jax.custom_vjp
+def gated(gate: Float[Array, "B T F"], up: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
+    """silu(gate) * up."""
+    return _gated_fwd(gate, up)[0]
+
+
+def _gated_fwd(gate, up):  # type: ignore[no-untyped-def]
+    gate32 = gate.astype(jnp.float32)
+    out = (gate32 * jax.nn.sigmoid(gate32) * up.astype(jnp.float32)).astype(gate.dtype)
+    return jax.lax.optimization_barrier(out), (gate, up)
+
+
+def _gated_bwd(saved, g):  # type: ignore[no-untyped-def]
+    gate, up = saved
+    gate32, up32, g32 = (a.astype(jnp.float32) for a in (gate, up, g))
+    sigmoid = jax.nn.sigmoid(gate32)
+    d_up = (g32 * gate32 * sigmoid).astype(up.dtype)
+    d_gate = (g32 * up32 * sigmoid * (1.0 + gate32 * (1.0 - sigmoid))).astype(gate.dtype)
+    return jax.lax.optimization_barrier((d_gate, d_up))
+
+
+gated.defvjp(_gated_fwd, _gated_bwd)
