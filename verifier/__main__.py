@@ -47,9 +47,7 @@ def _template(name: str) -> Template:
     except ValueError as error:
         raise TaskError(f"template: {error}") from error
     if not template.node_modules.is_dir():
-        raise InfrastructureError(
-            f"the packages of {name} are not installed; run `python -m rollout.sandbox install`"
-        )
+        raise InfrastructureError(f"the packages of {name} are not installed; run `python -m rollout.sandbox install`")
     return template
 
 
@@ -86,9 +84,7 @@ def _score(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and arguments.out.is_dir():
         raise ProjectError(f"--out names a report file, {arguments.out} is a folder")
     with _tools() as (sandboxes, browser):
-        report = score_project(
-            task, files, template=template, make_sandbox=sandboxes, browser=browser
-        )
+        report = score_project(task, files, template=template, make_sandbox=sandboxes, browser=browser)
     _print_report(report)
     if arguments.out is not None:
         write_report(arguments.out, report)

@@ -94,9 +94,7 @@ class Browser:
         """Whether Chromium's own process sandbox is on."""
         return self._current is not None and self._current.chromium.is_sandboxed
 
-    def render(
-        self, dist: Mapping[str, bytes], *, path: str = "/", screenshot: bool = True
-    ) -> Page:
+    def render(self, dist: Mapping[str, bytes], *, path: str = "/", screenshot: bool = True) -> Page:
         """Serves `dist` and renders `path`; safe to call from many threads at once.
 
         A page that is blank, hangs or crashes comes back with `ok` False. InfrastructureError when
@@ -144,9 +142,7 @@ class Browser:
             use_system_node()
             playwright = await async_playwright().start()
             try:
-                chromium = await launch(
-                    playwright, executable=self._executable, port=self._server.port
-                )
+                chromium = await launch(playwright, executable=self._executable, port=self._server.port)
             except BaseException:
                 await playwright.stop()
                 raise
@@ -222,7 +218,8 @@ class Browser:
                 await context.close()
 
         try:
-            await asyncio.wait_for(answer(), 10.0)
+            await asyncio.wait_for(answer(), self._limits.probe_s)
         except Exception as error:
             waited = time.monotonic() - started
+            # Also when the machine is merely too busy: then a page's silence proves nothing.
             raise BrowserLost(f"no answer to a probe within {waited:.1f} s") from error

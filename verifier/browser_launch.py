@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _PLACES = ("/usr/lib/chromium/chromium", "/usr/lib/chromium-browser/chromium-browser")
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_FOLDER_PREFIX = "webcoder-browser-"
 _UNPRIVILEGED = 65534  # "nobody" on every Linux
 
 # Of a switch given twice Chromium keeps the last one, so these two repeat what Playwright sets.
@@ -107,8 +109,7 @@ def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
         if found:
             return Path(found)
     raise BrowserNotFound(
-        "no Chromium found: run `apt-get install chromium`, "
-        "or set WEBCODER_CHROMIUM to the path of a Chromium binary"
+        "no Chromium found: run `apt-get install chromium`, or set WEBCODER_CHROMIUM to the path of a Chromium binary"
     )
 
 
@@ -132,8 +133,20 @@ class Chromium:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _remove_leftovers() -> None:
+    """Folders of browsers whose program was killed before it could put them away."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        try:
+            pid = int((folder / "pid").read_text())
+            is_old = time.time() - folder.stat().st_mtime > 60
+            if is_old and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, ValueError):
+            continue  # somebody else's, or just being removed
+
+
 def _write_runner(executable: Path, *, drop_privileges: bool) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="webcoder-browser-"))
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
     folder.chmod(0o711)
     runner = folder / "chromium"
     runner.write_text(
@@ -174,6 +187,7 @@ async def launch(playwright: "Playwright", *, executable: Path, port: int) -> Ch
 
     # Names that end in .localhost lead to our server, everything else (addresses too) nowhere.
     network = f"--host-resolver-rules=MAP *.localhost 127.0.0.1:{port}, MAP * ~NOTFOUND"
+    _remove_leftovers()
     failures: list[str] = []
     for drop, sandboxed in _ways_to_start():
         folder = _write_runner(executable, drop_privileges=drop)

@@ -8,10 +8,11 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from verifier.browser_world import PageThrew, World, guard_navigations
 from verifier.census import census_expression, parse_census, script
 from verifier.text import normalize
 from verifier.types import Census, Page
@@ -41,6 +42,9 @@ class RenderLimits:
     """Wait for requests still open after loading (a poll that never ends must not hold us)."""
     answer_s: float = 5.0
     """For one answer of the page (sweep, census); none: the page is unresponsive."""
+    probe_s: float = 3.0
+    """For an empty page to open and answer (it takes 0.2 s) before a silent page is blamed; a
+    machine too busy for that cannot judge, which is an error of ours."""
     screenshot_s: float = 10.0
     virtual_ms: int = 5000
     """How much of the page's own time passes before it is judged."""
@@ -160,7 +164,7 @@ class PageRender:
 
         try:
             return await asyncio.wait_for(work, limit_s)
-        except (TimeoutError, Error, _PageThrew):
+        except (TimeoutError, Error, PageThrew):
             return None
 
     async def _phase(self, name: str, work: Awaitable[T], limit_s: float) -> T | None:
@@ -176,9 +180,9 @@ class PageRender:
         _listen(tab, seen, origin)
         tab.context.on("page", lambda popup: asyncio.ensure_future(self._try(popup.close(), 4.0)))
         cdp = await self._must(tab.context.new_cdp_session(tab), 10.0)
-        guard = _guard_navigations(cdp, origin, limits.max_navigations, self._arrived.set)
+        guard = guard_navigations(cdp, origin, limits.max_navigations, self._arrived.set)
         await self._must(guard, 10.0)
-        world = _World(cdp)
+        world = World(cdp)
         url = f"{origin}/{path.lstrip('/')}"
         loaded = await self._phase("load", self._load(tab, cdp, url), limits.load_s)
         raw = None
@@ -201,10 +205,10 @@ class PageRender:
             seconds=time.monotonic() - started,
         )
 
-    async def _answers(self, world: "_World") -> bool:
+    async def _answers(self, world: "World") -> bool:
         return bool(await self._phase("answer", world.value("true"), self._limits.answer_s))
 
-    async def _settle(self, world: "_World") -> bool:
+    async def _settle(self, world: "World") -> bool:
         """Lets the page's own time pass, before and after it was scrolled through.
 
         False when the page no longer answers at all.
@@ -267,68 +271,3 @@ class PageRender:
         if not normalize(census.text):
             return f"blank: no visible text{error}"
         return ""
-
-
-class _PageThrew(Exception):
-    """A script of ours failed inside the page."""
-
-
-class _World:
-    """Evaluates expressions in the page, or beside it where the page's scripts cannot reach."""
-
-    def __init__(self, cdp: "CDPSession") -> None:
-        self._cdp = cdp
-
-    async def _evaluate(self, expression: str, **more: object) -> Any:
-        answer = await self._cdp.send(
-            "Runtime.evaluate",
-            {"expression": expression, "returnByValue": True, "awaitPromise": True, **more},
-        )
-        if "exceptionDetails" in answer:
-            details = answer["exceptionDetails"]
-            raise _PageThrew(str(details.get("exception", {}).get("description", details))[:300])
-        return answer["result"].get("value")
-
-    async def page_value(self, expression: str) -> Any:
-        return await self._evaluate(expression)
-
-    async def value(self, expression: str) -> Any:
-        """In an isolated world of the main frame."""
-        tree = await self._cdp.send("Page.getFrameTree")
-        frame = tree["frameTree"]["frame"]["id"]
-        made = await self._cdp.send(
-            "Page.createIsolatedWorld", {"frameId": frame, "worldName": "webcoder"}
-        )
-        return await self._evaluate(expression, contextId=made["executionContextId"])
-
-
-async def _guard_navigations(
-    cdp: "CDPSession", origin: str, most: int, on_refusal: Callable[[], None]
-) -> None:
-    """Lets the main frame load our site only, and not endlessly (reload loops)."""
-    tree = await cdp.send("Page.getFrameTree")
-    main_frame = tree["frameTree"]["frame"]["id"]
-    navigations = 0
-
-    async def decide(event: dict[str, Any]) -> None:
-        nonlocal navigations
-        from playwright.async_api import Error
-
-        refused = False
-        if event.get("frameId") == main_frame:
-            navigations += 1
-            refused = navigations > most or not event["request"]["url"].startswith(f"{origin}/")
-        answer = {"requestId": event["requestId"]}
-        try:
-            if refused:
-                on_refusal()
-                # "No content" leaves the page as it is; an error could keep it from loading.
-                await cdp.send("Fetch.fulfillRequest", {**answer, "responseCode": 204})
-            else:
-                await cdp.send("Fetch.continueRequest", answer)
-        except Error:
-            pass  # the frame is gone already
-
-    cdp.on("Fetch.requestPaused", lambda event: asyncio.ensure_future(decide(event)))
-    pattern = {"urlPattern": "*", "resourceType": "Document", "requestStage": "Request"}
-    await cdp.send("Fetch.enable", {"patterns": [pattern]})

@@ -16,9 +16,9 @@ class _References(HTMLParser):
         given = {name: value or "" for name, value in attrs}
         if tag == "script" and given.get("src"):
             self.urls.append(given["src"])
-        elif tag == "link" and given.get("href"):
-            if {"stylesheet", "modulepreload"} & set(given.get("rel", "").lower().split()):
-                self.urls.append(given["href"])
+        relations = set(given.get("rel", "").lower().split()) if tag == "link" else set()
+        if given.get("href") and relations & {"stylesheet", "modulepreload"}:
+            self.urls.append(given["href"])
 
 
 def missing_entry(dist: Mapping[str, bytes]) -> str:

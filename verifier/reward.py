@@ -29,9 +29,7 @@ def requirement_value(requirement: Requirement, census: Census) -> float:
 
 def _weighted_mean(task: Task, values: Mapping[str, float]) -> float:
     total = math.fsum(r.weight for r in task.requirements)
-    return min(
-        1.0, math.fsum(r.weight * values[r.requirement_id] for r in task.requirements) / total
-    )
+    return min(1.0, math.fsum(r.weight * values[r.requirement_id] for r in task.requirements) / total)
 
 
 def judge_gates(built: Built, page: Page | None) -> tuple[Gate, ...]:
@@ -52,7 +50,7 @@ def judge_gates(built: Built, page: Page | None) -> tuple[Gate, ...]:
     return build, entry, Gate(name="render", ok=page.ok, reason="" if page.ok else page.reason)
 
 
-_TELLING = re.compile(r"^\[[\w:-]+\] |error\b[^:]*: \S|could not|cannot |unexpected|not found|failed to", re.I)
+_TELLING = re.compile(r"^\[[\w:-]+\] |error\b[^:]*: \S|could not|cannot |unexpected|not found|failed to", re.IGNORECASE)
 
 
 def failure_line(log: str) -> str:
@@ -111,6 +109,4 @@ def with_time_penalty(report: Report) -> Report:
     """The same judgement for a rollout that used up its wall-clock budget."""
     if report.penalty:
         return report
-    return replace(
-        report, reward=max(0.0, report.reward - TIME_PENALTY), penalty=TIME_PENALTY
-    )
+    return replace(report, reward=max(0.0, report.reward - TIME_PENALTY), penalty=TIME_PENALTY)

@@ -68,12 +68,7 @@ def _is_cut(text: str, edge: int, outward: int) -> bool:
     if _is_word(text[near]):
         return True
     far = near + outward  # "6" is cut in "6.50", not in "6." or "6, 7"
-    return (
-        inside.isdigit()
-        and text[near] in ".,"
-        and 0 <= far < len(text)
-        and text[far].isdigit()
-    )
+    return inside.isdigit() and text[near] in ".," and 0 <= far < len(text) and text[far].isdigit()
 
 
 def _occurs(needle: str, haystack: str) -> bool:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ from verifier.browser_launch import BrowserNotFound, find_chromium
 from verifier.browser_page import RenderLimits
 from verifier.types import InfrastructureError
 
+pytestmark = pytest.mark.browser
+
 
 def html(body: str, script: str = "", head: str = "") -> dict[str, bytes]:
     page = f"<!doctype html><html><head><title>T</title>{head}</head><body>{body}</body></html>"
@@ -29,7 +33,7 @@ def html(body: str, script: str = "", head: str = "") -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Browser]:
     """For pages that hang: the same steps with lower bounds."""
-    limits = RenderLimits(load_s=2.0, settle_s=1.0, answer_s=1.5, requests_s=0.5)
+    limits = RenderLimits(load_s=2.0, settle_s=1.0, answer_s=1.5, requests_s=0.5, probe_s=15.0)
     with Browser(max_pages=2, limits=limits) as browser:
         yield browser
 
@@ -48,7 +52,7 @@ def test_census_of_a_plain_page(browser: Browser) -> None:
     )
     assert page.ok and page.reason == "" and page.census.title == "T"
     assert page.census.text.split("\n") == (
-        ["Rye & Co", "one", "two", "Home Menu", "$6", "Mon", "9-5", "Order", "Call", "Your name", "Large", "Hours", "a", "b", "x", "y"]
+        "Rye & Co,one,two,Home Menu,$6,Mon,9-5,Order,Call,Your name,Large,Hours,a,b,x,y".split(",")
     )
     counts = page.census.counts
     assert (counts["buttons"], counts["links"], counts["inputs"]) == (2, 2, 2)
@@ -83,7 +87,8 @@ def test_time_chance_and_animations_are_the_same_every_time(browser: Browser) ->
         const start = performance.now(); let frames = 0;
         const tick = (t) => { frames++; if (t - start < 1500) requestAnimationFrame(tick); draw() };
         requestAnimationFrame(tick);
-        const draw = () => { a.textContent = [n, frames, Math.random(), crypto.randomUUID(), new Date().toISOString()].join(' ') };
+        const parts = () => [n, frames, Math.random(), crypto.randomUUID(), new Date().toISOString()];
+        const draw = () => { a.textContent = parts().join(' ') };
         """,
         "<style>@keyframes s{to{transform:rotate(1turn)}} @keyframes f{from{opacity:0}}"
         ".spin{width:40px;height:40px;background:linear-gradient(red,blue);animation:s 1s infinite}"
@@ -97,10 +102,7 @@ def test_time_chance_and_animations_are_the_same_every_time(browser: Browser) ->
 
 
 def test_sections_that_wait_to_be_seen_and_lazy_images(browser: Browser) -> None:
-    dot = (
-        "data:image/svg+xml,"
-        "%3Csvg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/%3E"
-    )
+    dot = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/%3E"
     site = html(
         "<h1>Top</h1><div style='height:3000px'></div><p id=late style='opacity:0'>Revealed</p>"
         f'<img loading=lazy src="{dot}">',
@@ -163,7 +165,8 @@ def test_a_page_cannot_answer_for_itself_in_the_census(browser: Browser) -> None
         html(
             "<p>true text</p>",
             """
-            for (const k of ['innerText', 'textContent']) Object.defineProperty(Node.prototype, k, { get: () => 'Rye $6' });
+            const lie = { get: () => 'Rye $6' };
+            for (const k of ['innerText', 'textContent']) Object.defineProperty(Node.prototype, k, lie);
             Element.prototype.checkVisibility = () => true; Array.prototype.filter = () => [1, 2, 3];
             document.createTreeWalker = null; window.getComputedStyle = null; JSON.stringify = () => '{}';
             """,
@@ -212,13 +215,13 @@ def test_nothing_but_its_own_site_can_be_reached(browser: Browser) -> None:
         ("const f = () => { for (let i = 0; i < 50; i++) window.open('/'); setTimeout(f) }; f()", True),
         ("setInterval(() => console.error('x'.repeat(1e5)), 0)", True),
         ("const g = () => Promise.resolve().then(g); setTimeout(g, 10)", False),
-        ("const l = document.createElement('link'); l.rel='stylesheet'; l.href='http://10.0.0.1/x.css'; document.head.append(l)", True),
+        ("document.head.innerHTML += '<link rel=stylesheet href=http://10.0.0.1/x.css>'", True),
     ],
 )
 def test_hostile_pages_are_bounded(impatient: Browser, script: str, is_ok: bool | None) -> None:
     started = time.monotonic()
     page = impatient.render(html("<p>content</p>", script))
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < 40
     if is_ok is not None:
         assert page.ok is is_ok, page.reason
     if is_ok is False:
@@ -254,6 +257,24 @@ def test_closing_leaves_nothing_behind() -> None:
     assert not _is_running(pid)
     with pytest.raises(InfrastructureError, match="closed"):
         browser.render(html("<p>x</p>"))
+
+
+def test_a_killed_program_leaves_no_browser_behind() -> None:
+    code = (
+        "import sys, verifier.browser as b; x = b.Browser(); "
+        "print((x._current.chromium.folder / 'pid').read_text(), flush=True); sys.stdin.read()"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert program.stdin is not None and program.stdout is not None
+    with program.stdin, program.stdout:
+        pid = int(program.stdout.readline())
+        assert _is_running(pid)
+        program.kill()
+        program.wait()
+    stop = time.monotonic() + 30
+    while _is_running(pid) and time.monotonic() < stop:
+        time.sleep(0.1)
+    assert not _is_running(pid)
 
 
 def test_no_browser_is_one_clear_message(tmp_path: Path) -> None:

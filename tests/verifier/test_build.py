@@ -7,6 +7,8 @@ from tests.verifier.site_builds import Sites
 from verifier.build import build_in, build_inputs, build_project
 from verifier.types import InfrastructureError
 
+pytestmark = pytest.mark.sandbox
+
 
 def test_the_project_cannot_bend_its_own_verdict(template: Template) -> None:
     own = {
@@ -66,17 +68,13 @@ class Odd:
         ("mkdir dist && cd dist && for i in $(seq 2100); do : > f$i; done", "too large"),
     ],
 )
-def test_every_way_to_fail_has_its_name(
-    script: str, says: str, template: Template, sandboxes: LocalSandboxes
-) -> None:
+def test_every_way_to_fail_has_its_name(script: str, says: str, template: Template, sandboxes: LocalSandboxes) -> None:
     built = build_project({"a": b""}, Odd(template, script), sandboxes, timeout_s=1 if "sleep" in script else 20)
     assert not built.ok and built.dist == {}
     assert built.log.splitlines()[-1].startswith(f"[build] {says}")
 
 
-def test_bytes_that_are_no_text_do_not_break_the_log(
-    template: Template, sandboxes: LocalSandboxes
-) -> None:
+def test_bytes_that_are_no_text_do_not_break_the_log(template: Template, sandboxes: LocalSandboxes) -> None:
     odd = Odd(template, r"printf '\033[31mred\033[0m \377\376 done\n'; exit 1")
     log = build_project({"a": b""}, odd, sandboxes).log
     assert log.startswith("red ") and "done" in log and "\x1b" not in log

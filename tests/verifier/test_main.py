@@ -12,6 +12,8 @@ from rollout.sandbox.template import Template
 from tests.verifier.site_builds import SITES, Sites
 from verifier.report_json import read_report
 
+pytestmark = [pytest.mark.browser, pytest.mark.sandbox]
+
 TASK = str(SITES / "bakery.json")
 
 

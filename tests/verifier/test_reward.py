@@ -97,9 +97,7 @@ def test_failure_line_prefers_the_line_that_names_the_error() -> None:
 
 
 @given(st.sets(st.sampled_from(["Rye", "Spelt", "Order"])), st.integers(0, 5), st.booleans())
-def test_adding_what_is_asked_never_lowers_the_reward(
-    words: set[str], buttons: int, late: bool
-) -> None:
+def test_adding_what_is_asked_never_lowers_the_reward(words: set[str], buttons: int, late: bool) -> None:
     low = score_evidence(TASK, BUILT, page(" ".join(words), buttons=buttons), time_exhausted=late)
     more = page(" ".join(words | {"Spelt"}), buttons=buttons + 1)
     high = score_evidence(TASK, BUILT, more, time_exhausted=late)

@@ -74,7 +74,7 @@ def test_closing_frees_the_port() -> None:
     port = server.port
     server.close()
     server.close()
-    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=1):
         pass
 
 

@@ -13,6 +13,8 @@ from verifier.reward import score_evidence
 from verifier.score import ScoreCache, score_project
 from verifier.types import Report, Task
 
+pytestmark = [pytest.mark.browser, pytest.mark.sandbox]
+
 
 def judge(name: str, sites: Sites, browser: Browser, task: Task) -> Report:
     built = sites.built(name)
@@ -47,9 +49,7 @@ def test_gates_close_for_the_right_reason(
     assert re.search(says, closed[0].reason), closed[0].reason
 
 
-def test_text_that_nobody_can_see_earns_nothing(
-    sites: Sites, browser: Browser, bakery: Task
-) -> None:
+def test_text_that_nobody_can_see_earns_nothing(sites: Sites, browser: Browser, bakery: Task) -> None:
     page = browser.render(sites.dist("stuffed"))
     assert page.census.text == "Welcome\nMore"
     assert page.census.counts["buttons"] == page.census.counts["list_items"] == 0

@@ -60,7 +60,7 @@ def test_not_found(keyword: str, text: str) -> None:
 def test_an_empty_expectation_is_refused_rather_than_found_everywhere(empty: str) -> None:
     with pytest.raises(ValueError, match="visible character"):
         is_present(empty, "anything")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="visible character"):
         share_present(["Rye", empty], "Rye")
 
 
@@ -76,9 +76,7 @@ def test_normalizing_twice_changes_nothing(text: str) -> None:
 
 
 @given(st.text(min_size=1), st.sampled_from([" ", "\n", "\u00a0", ". ", " | "]))
-def test_what_stands_on_the_page_is_found_and_case_and_spacing_do_not_matter(
-    keyword: str, around: str
-) -> None:
+def test_what_stands_on_the_page_is_found_and_case_and_spacing_do_not_matter(keyword: str, around: str) -> None:
     if normalize(keyword).strip():
         assert is_present(keyword, keyword)
         if normalize(keyword)[0].isalpha() and normalize(keyword)[-1].isalpha():
