@@ -101,7 +101,8 @@ def _sample(path: Sequence[Node], segment: int, max_tokens: int, first_trained: 
 
 def _logp_by_offset(node: Node) -> np.ndarray:
     """float32, one value a token of the node; NaN where nothing was sampled: template tokens, and copies, whose
-    recorded values belong to another context."""
+    recorded values belong to another context.
+    """
     if len(node.logp) not in (0, node.num_generated):
         raise ValueError(
             f"node {node.node_id} has {node.num_generated} generated tokens and {len(node.logp)} log-probabilities"
