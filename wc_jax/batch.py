@@ -63,17 +63,20 @@ def pack(
     row_tokens: int,
     num_rows: int | None = None,
     advantages: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
     sample_ids: Sequence[str] | None = None,
 ) -> tuple[Batch, list[Slot]]:
     """`(a numpy Batch of [num_rows, row_tokens], the slot of each sample)`.
 
-    `advantages`: one number a sample, given to its trained tokens. `num_rows`: fixed height, filled with
+    `advantages` and `weights` (of the loss, 1 by default): one number a sample, given to its trained tokens.
+    `num_rows`: fixed height, filled with
     padding; None takes what is needed. Raises ValueError when a sample is too long for a row (by id) or the
     samples do not fit into `num_rows`.
     """
     names = [str(i) for i in range(len(samples))] if sample_ids is None else list(sample_ids)
-    if len(names) != len(samples) or (advantages is not None and len(advantages) != len(samples)):
-        raise ValueError(f"{len(samples)} samples need as many sample_ids and advantages")
+    for given in (names, advantages, weights):
+        if given is not None and len(given) != len(samples):
+            raise ValueError(f"{len(samples)} samples need as many ids, advantages and weights, got {len(given)}")
     for sample, name in zip(samples, names, strict=True):
         check_sample(sample, name, row_tokens)
     slots, needed = plan_rows([len(s.tokens) for s in samples], row_tokens)
@@ -88,6 +91,7 @@ def pack(
         batch.positions[here] = np.arange(slot.stop - slot.start)
         batch.segment_ids[here] = slot.segment_id
         batch.loss_mask[here] = mask
+        batch.token_weight[here] = np.where(mask, 1.0 if weights is None else weights[i], 0.0)
         batch.sampler_logp[here] = np.where(mask, sample.sampler_logp, 0.0)
         if advantages is not None:
             batch.advantage[here] = np.where(mask, advantages[i], 0.0)
@@ -103,6 +107,7 @@ def _empty(height: int, width: int) -> Batch:
         positions=zeros(np.int32),
         segment_ids=zeros(np.int32),
         loss_mask=zeros(np.bool_),
+        token_weight=zeros(np.float32),
         advantage=zeros(np.float32),
         sampler_logp=zeros(np.float32),
         old_logp=zeros(np.float32),

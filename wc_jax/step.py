@@ -1,17 +1,18 @@
-"""Compiled functions over a batch: score it, train on it."""
+"""Compiled functions over a batch: score it, train on it. Pure; each is jitted once by its maker."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from wc_jax.logprobs import token_logprobs
-from wc_jax.optim import OptimConfig, global_norm, make_optimizer
+from wc_jax.masked import all_finite, masked_count, quotient
+from wc_jax.objective import empty_stats, merge, policy_objective, summarize
+from wc_jax.optim import OptimConfig, apply_gradients, global_norm, learning_rate, make_optimizer
 from wc_jax.policy import Compute, PolicyConfig, hidden_states, unembed
 from wc_jax.policy.table import Params
-from wc_jax.types import Batch, TrainState
+from wc_jax.types import Batch, Stats, TrainState
 
 
 class SftStats(NamedTuple):
@@ -26,9 +27,7 @@ def batch_logprobs(
     params: Params, config: PolicyConfig, batch: Batch, *, compute: Compute, temperature: float, chunk: int
 ) -> tuple[jax.Array, jax.Array]:
     """`(logp[B, T], entropy[B, T])` of the trained tokens, 0 elsewhere; entry t is token t's own."""
-    hidden = hidden_states(
-        params, config, batch.tokens, batch.positions, batch.segment_ids, compute=compute
-    )
+    hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.segment_ids, compute=compute)
     # State t predicts token t + 1. The last state of a row or of a segment predicts nothing.
     same = batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1]
     predicts = jnp.pad(batch.loss_mask[:, 1:] & same, ((0, 0), (0, 1)))
@@ -58,23 +57,139 @@ def init_state(params: Params, optim: OptimConfig) -> TrainState:
     )
 
 
+def _micro_batches(batch: Batch, micro_rows: int | None) -> Batch:
+    """[B, T] -> [B / micro_rows, micro_rows, T] in every array."""
+    num_rows = batch.tokens.shape[0]
+    rows = num_rows if micro_rows is None else micro_rows
+    if rows < 1 or num_rows % rows:
+        raise ValueError(f"micro_rows must divide the batch's {num_rows} rows, got {rows}")
+    return jax.tree.map(lambda x: x.reshape(num_rows // rows, rows, *x.shape[1:]), batch)
+
+
+def _update(
+    state: TrainState, grads: Params, optim: OptimConfig, has_signal: jax.Array
+) -> tuple[TrainState, jax.Array]:
+    """Apply the gradients, or leave all but the skip counter alone; `(state, was it skipped)`.
+
+    A skipped batch moves nothing: parameters, both moments and the schedule's step stay as they were.
+    """
+    optimizer = make_optimizer(optim)
+    ok = has_signal & all_finite(grads)
+
+    def apply(params: Params, opt_state: object) -> tuple[Params, object]:
+        return apply_gradients(optimizer, grads, opt_state, params)
+
+    def keep(params: Params, opt_state: object) -> tuple[Params, object]:
+        return params, opt_state
+
+    params, opt_state = jax.lax.cond(ok, apply, keep, state.params, state.opt_state)
+    moved = ok.astype(jnp.int32)
+    return TrainState(params, opt_state, state.step + moved, state.num_skipped + 1 - moved), ~ok
+
+
+def make_score_fn(
+    config: PolicyConfig,
+    *,
+    compute: Compute = Compute(),
+    temperature: float = 1.0,
+    chunk: int = 1024,
+    micro_rows: int | None = None,
+) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
+    """Compiled `(params, batch) -> (logp[B, T], entropy[B, T])`: the behavior log-probabilities of method.md.
+
+    With `micro_rows`, so many rows are in memory at a time.
+    """
+
+    def score(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        def one(micro: Batch) -> tuple[jax.Array, jax.Array]:
+            return batch_logprobs(params, config, micro, compute=compute, temperature=temperature, chunk=chunk)
+
+        logp, entropy = jax.lax.map(one, _micro_batches(batch, micro_rows))
+        return logp.reshape(batch.tokens.shape), entropy.reshape(batch.tokens.shape)
+
+    return jax.jit(score)
+
+
+def make_train_step(
+    config: PolicyConfig,
+    optim: OptimConfig,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    tis_cap: float | None = None,
+    kl_coef: float = 0.0,
+    entropy_coef: float = 0.0,
+    dual_clip: float | None = None,
+    compute: Compute = Compute(),
+    temperature: float = 1.0,
+    chunk: int = 1024,
+    micro_rows: int | None = None,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """Compiled `(state, batch) -> (state, metrics)`: one policy update. The state passed in is donated.
+
+    The gradient is of loss_sum / token_count over the *whole* batch, whatever `micro_rows` is. A batch
+    without signal (no trained token, or advantages all 0 while no other term is on) and one with a
+    non-finite gradient are skipped and counted: `skipped` is 1 and `grad_norm` tells which it was.
+    Metrics are those of `objective.summarize` and `grad_norm`, `learning_rate`, `skipped`.
+    """
+    has_other_terms = kl_coef != 0.0 or entropy_coef != 0.0
+
+    def loss(params: Params, batch: Batch) -> tuple[jax.Array, Stats]:
+        logp, entropy = batch_logprobs(params, config, batch, compute=compute, temperature=temperature, chunk=chunk)
+        loss_sum, _, stats = policy_objective(
+            logp,
+            batch.old_logp,
+            batch.advantage,
+            batch.loss_mask,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            sampler_logp=batch.sampler_logp,
+            tis_cap=tis_cap,
+            ref_logp=batch.ref_logp,
+            kl_coef=kl_coef,
+            entropy=entropy,
+            entropy_coef=entropy_coef,
+            dual_clip=dual_clip,
+            token_weight=batch.token_weight,
+        )
+        return loss_sum, stats
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        def accumulate(carry: tuple[Params, Stats], micro: Batch) -> tuple[tuple[Params, Stats], None]:
+            grads, stats = carry
+            more, found = jax.grad(loss, has_aux=True)(state.params, micro)
+            return (jax.tree.map(jnp.add, grads, more), merge(stats, found)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, state.params)
+        (grads, stats), _ = jax.lax.scan(accumulate, (zeros, empty_stats()), _micro_batches(batch, micro_rows))
+        grads = jax.tree.map(lambda g: quotient(g, jnp.broadcast_to(stats.weight_sum, g.shape)), grads)
+        has_signal = stats.weight_sum > 0
+        if not has_other_terms:
+            has_signal = has_signal & (stats.advantage_abs_max > 0)
+        rate = jnp.asarray(learning_rate(optim)(state.step), jnp.float32)
+        state, skipped = _update(state, grads, optim, has_signal)
+        metrics = summarize(stats)
+        metrics["grad_norm"] = global_norm(grads)
+        metrics["learning_rate"] = rate
+        metrics["skipped"] = skipped.astype(jnp.float32)
+        return state, metrics
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
 def make_sft_step(
     config: PolicyConfig, optim: OptimConfig, *, compute: Compute = Compute(), chunk: int = 1024
 ) -> Callable[[TrainState, Batch], tuple[TrainState, SftStats]]:
     """One compiled update of cross-entropy over the trained tokens. The state passed in is donated."""
-    optimizer = make_optimizer(optim)
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         logp, _ = batch_logprobs(params, config, batch, compute=compute, temperature=1.0, chunk=chunk)
-        nll_sum = -jnp.sum(logp)
-        count = jnp.sum(batch.loss_mask, dtype=jnp.float32)
-        return nll_sum / jnp.maximum(count, 1.0), (nll_sum, count)
+        nll_sum, count = -jnp.sum(logp), masked_count(batch.loss_mask)
+        return quotient(nll_sum, count), (nll_sum, count)
 
     def sft_step(state: TrainState, batch: Batch) -> tuple[TrainState, SftStats]:
         grads, (nll_sum, count) = jax.grad(loss, has_aux=True)(state.params, batch)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        stats = SftStats(nll_sum, count, global_norm(grads))
-        return state._replace(params=params, opt_state=opt_state, step=state.step + 1), stats
+        state, _ = _update(state, grads, optim, count > 0)
+        return state, SftStats(nll_sum, count, global_norm(grads))
 
     return jax.jit(sft_step, donate_argnums=0)

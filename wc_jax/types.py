@@ -8,6 +8,10 @@ NamedTuples, because they are pytrees without registration and shape checking le
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+
+AnyArray = jax.Array | np.ndarray
+"""What the pure functions accept: on a device, traced, or on the host."""
 
 
 class Batch(NamedTuple):
@@ -20,20 +24,25 @@ class Batch(NamedTuple):
         loss_mask    . . x  . x x .  .      never at position 0: nothing predicts a first token
     """
 
-    tokens: jax.Array
+    tokens: AnyArray
     """int32 [B, T]"""
-    positions: jax.Array
+    positions: AnyArray
     """int32 [B, T]; restarts at 0 in each segment."""
-    segment_ids: jax.Array
+    segment_ids: AnyArray
     """int32 [B, T]; counted from 1 in each row, 0 = padding."""
-    loss_mask: jax.Array
+    loss_mask: AnyArray
     """bool [B, T]; True where the policy generated the token and this row owns it."""
-    advantage: jax.Array
+    token_weight: AnyArray
+    """float32 [B, T]; share of the loss, 0 where masked. 1 everywhere is the mean over tokens; 1 / (the
+    rollout's trained tokens) is the mean over rollouts."""
+    advantage: AnyArray
     """float32 [B, T]; 0 where masked."""
-    sampler_logp: jax.Array
-    """float32 [B, T]; as reported by the engine, 0 where masked."""
-    old_logp: jax.Array
+    sampler_logp: AnyArray
+    """float32 [B, T]; as reported by the engine, 0 where masked. NaN where the engine reported none."""
+    old_logp: AnyArray
     """float32 [B, T]; recomputed by the trainer before the update, 0 where masked."""
+    ref_logp: AnyArray | None = None
+    """float32 [B, T]; under the reference policy. None: no reference, no KL term."""
 
 
 class TrainState(NamedTuple):
@@ -45,4 +54,33 @@ class TrainState(NamedTuple):
     step: jax.Array
     """int32 []; updates applied; a skipped batch does not advance it."""
     num_skipped: jax.Array
-    """int32 []; batches that carried no signal."""
+    """int32 []; batches that carried no signal, or whose gradient was not finite."""
+
+
+class Stats(NamedTuple):
+    """What the objective saw, as sums and maxima over trained tokens: merge exactly, divide at the very end."""
+
+    num_tokens: jax.Array
+    """Trained tokens."""
+    loss_sum: jax.Array
+    weight_sum: jax.Array
+    ratio_sum: jax.Array
+    ratio_max: jax.Array
+    clip_low_sum: jax.Array
+    """Tokens that the lower bound silences: ratio below it and a negative advantage."""
+    clip_high_sum: jax.Array
+    """Tokens that the upper bound silences: ratio above it and a positive advantage."""
+    kl_sum: jax.Array
+    """k3 estimate of KL(old || current), nats."""
+    ref_kl_sum: jax.Array
+    """k3 estimate of KL(current || reference), nats; 0 without a reference."""
+    gap_sum: jax.Array
+    """|old_logp - sampler_logp| where the engine reported one, nats."""
+    gap_max: jax.Array
+    num_sampled: jax.Array
+    """Trained tokens with a finite sampler log-probability; `gap_sum` and `tis_capped_sum` are over these."""
+    tis_capped_sum: jax.Array
+    advantage_abs_sum: jax.Array
+    advantage_abs_max: jax.Array
+    entropy_sum: jax.Array
+    """Full-vocabulary entropy, nats; 0 where the caller gave none."""

@@ -1,0 +1,143 @@
+"""The policy objective: per-token terms composed, masked and summed. It never divides."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from wc_jax.losses import clipped_surrogate, kl_k3, log_ratio, tis_weight
+from wc_jax.masked import masked_count, masked_max, masked_sum, quotient, safe
+from wc_jax.types import AnyArray, Stats
+
+
+def policy_objective(
+    logp: Shaped[AnyArray, "*shape"],
+    old_logp: Shaped[AnyArray, "*shape"],
+    advantage: Shaped[AnyArray, "*shape"],
+    loss_mask: Shaped[AnyArray, "*shape"],
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    sampler_logp: Shaped[AnyArray, "*shape"] | None = None,
+    tis_cap: float | None = None,
+    ref_logp: Shaped[AnyArray, "*shape"] | None = None,
+    kl_coef: float = 0.0,
+    entropy: Shaped[AnyArray, "*shape"] | None = None,
+    entropy_coef: float = 0.0,
+    dual_clip: float | None = None,
+    token_weight: Shaped[AnyArray, "*shape"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, ""], Stats]:
+    """`(loss_sum, token_count, stats)` over the trained tokens; the caller divides once, at the very end.
+
+    With `token_weight`, terms are multiplied by it and `token_count` is the sum of the weights. `tis_cap`
+    needs `sampler_logp`, `kl_coef` needs `ref_logp`, `entropy_coef` needs `entropy`: ValueError otherwise.
+    Anything may be NaN where the mask is false.
+    """
+    if tis_cap is not None and sampler_logp is None:
+        raise ValueError("tis_cap is set but there is no sampler_logp to weight by")
+    if kl_coef and ref_logp is None:
+        raise ValueError("kl_coef is set but there is no ref_logp to stay close to")
+    if entropy_coef and entropy is None:
+        raise ValueError("entropy_coef is set but there is no entropy")
+    mask = jnp.asarray(loss_mask).astype(bool)
+    logp, old_logp, advantage = (safe(x, mask, 0.0) for x in (logp, old_logp, advantage))
+    old_logp, advantage = jax.lax.stop_gradient((old_logp, advantage))
+    loss = clipped_surrogate(
+        logp, old_logp, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
+    sampler = old_logp if sampler_logp is None else safe(sampler_logp, mask, 0.0)
+    if tis_cap is not None:
+        loss = loss * tis_weight(old_logp, sampler, cap=tis_cap)
+    ref_kl = jnp.zeros_like(loss)
+    if ref_logp is not None:
+        ref_kl = kl_k3(logp, jax.lax.stop_gradient(safe(ref_logp, mask, 0.0)))
+        loss = loss + kl_coef * ref_kl
+    entropies = jnp.zeros_like(loss) if entropy is None else safe(entropy, mask, 0.0)
+    if entropy_coef:
+        loss = loss - entropy_coef * entropies
+    weight = jnp.ones_like(loss) if token_weight is None else jnp.asarray(token_weight).astype(jnp.float32)
+    weight = safe(weight, mask, 0.0)
+    loss_sum, weight_sum = jnp.sum(loss * weight), jnp.sum(weight)
+    token_count = masked_count(mask) if token_weight is None else weight_sum
+    stats = _stats(logp, old_logp, advantage, mask, sampler, clip_low=clip_low, clip_high=clip_high, tis_cap=tis_cap)
+    stats = stats._replace(
+        loss_sum=loss_sum,
+        weight_sum=token_count,
+        ref_kl_sum=masked_sum(ref_kl, mask),
+        entropy_sum=masked_sum(entropies, mask),
+    )
+    return loss_sum, token_count, jax.lax.stop_gradient(stats)
+
+
+def _stats(
+    logp: jax.Array,
+    old_logp: jax.Array,
+    advantage: jax.Array,
+    mask: jax.Array,
+    sampler: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    tis_cap: float | None,
+) -> Stats:
+    ratio = jnp.exp(log_ratio(logp, old_logp))
+    has_sampler = mask & jnp.isfinite(sampler)
+    gap = jnp.abs(old_logp - jnp.where(has_sampler, sampler, old_logp))
+    zero = jnp.zeros((), jnp.float32)
+    capped = zero
+    if tis_cap is not None:
+        capped = masked_count(has_sampler & (tis_weight(old_logp, sampler, cap=tis_cap) >= tis_cap))
+    return Stats(
+        num_tokens=masked_count(mask),
+        loss_sum=zero,
+        weight_sum=zero,
+        ratio_sum=masked_sum(ratio, mask),
+        ratio_max=masked_max(ratio, mask),
+        clip_low_sum=masked_count(mask & (ratio < 1.0 - clip_low) & (advantage < 0)),
+        clip_high_sum=masked_count(mask & (ratio > 1.0 + clip_high) & (advantage > 0)),
+        kl_sum=masked_sum(kl_k3(old_logp, logp), mask),
+        ref_kl_sum=zero,
+        gap_sum=masked_sum(gap, has_sampler),
+        gap_max=masked_max(gap, has_sampler),
+        num_sampled=masked_count(has_sampler),
+        tis_capped_sum=capped,
+        advantage_abs_sum=masked_sum(jnp.abs(advantage), mask),
+        advantage_abs_max=masked_max(jnp.abs(advantage), mask),
+        entropy_sum=zero,
+    )
+
+
+def empty_stats() -> Stats:
+    """Of no token at all; merging it changes nothing."""
+    return Stats(*[jnp.zeros((), jnp.float32)] * len(Stats._fields))
+
+
+def merge(a: Stats, b: Stats) -> Stats:
+    """Stats of both batches together: sums add, maxima take the larger."""
+    return Stats(
+        *[
+            jnp.maximum(x, y) if name.endswith("_max") else x + y
+            for name, x, y in zip(Stats._fields, a, b, strict=True)
+        ]
+    )
+
+
+def summarize(stats: Stats) -> dict[str, jax.Array]:
+    """The one place that divides: means, shares and maxima by name."""
+    tokens, sampled = stats.num_tokens, stats.num_sampled
+    return {
+        "loss": quotient(stats.loss_sum, stats.weight_sum),
+        "ratio_mean": quotient(stats.ratio_sum, tokens),
+        "ratio_max": stats.ratio_max,
+        "clip_low_share": quotient(stats.clip_low_sum, tokens),
+        "clip_high_share": quotient(stats.clip_high_sum, tokens),
+        "approx_kl": quotient(stats.kl_sum, tokens),
+        "ref_kl": quotient(stats.ref_kl_sum, tokens),
+        "sampler_gap_mean": quotient(stats.gap_sum, sampled),
+        "sampler_gap_max": stats.gap_max,
+        "sampler_missing": tokens - sampled,
+        "tis_capped_share": quotient(stats.tis_capped_sum, sampled),
+        "advantage_abs_mean": quotient(stats.advantage_abs_sum, tokens),
+        "advantage_abs_max": stats.advantage_abs_max,
+        "entropy": quotient(stats.entropy_sum, tokens),
+        "num_tokens": tokens,
+    }
