@@ -9,6 +9,7 @@ from rollout.sandbox.local import LocalSandboxes
 from rollout.sandbox.template import Template, load_template
 from tests.verifier.site_builds import SITES, Sites
 from verifier.browser import Browser
+from verifier.browser_page import RenderLimits
 from verifier.tasks import load_task
 from verifier.types import Task
 
@@ -41,3 +42,11 @@ def sites(template: Template, sandboxes: LocalSandboxes) -> Sites:
 @pytest.fixture(scope="session")
 def bakery() -> Task:
     return load_task(SITES / "bakery.json")
+
+
+@pytest.fixture(scope="session")
+def impatient() -> Iterator[Browser]:
+    """For pages that hang: the same steps with lower bounds."""
+    limits = RenderLimits(load_s=2.0, settle_s=1.0, answer_s=1.5, requests_s=0.5, probe_s=15.0)
+    with Browser(max_pages=2, limits=limits) as browser:
+        yield browser

@@ -98,3 +98,9 @@ def test_scoring_from_files_and_identical_work_is_done_once(
     assert (cache.misses, cache.hits) == (1, 1)
     assert first.reward == 1.0 and late.reward == pytest.approx(0.9)
     assert first.screenshot.startswith(b"\x89PNG") and first.seconds["build"] > 0
+
+
+def test_a_page_that_never_lets_go_is_a_verdict_within_bounds(sites: Sites, impatient: Browser, bakery: Task) -> None:
+    page = impatient.render(sites.dist("endless-loop"))
+    assert not page.ok and page.reason.startswith("unresponsive") and page.screenshot == b""
+    assert score_evidence(bakery, sites.built("endless-loop"), page).reward == 0.0
