@@ -9,12 +9,12 @@ starts from random weights (that is how the nano policy is made); with `model.fo
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import jax
-import numpy as np
 
 from configs import ConfigError, load
 from rollout.context import ContextConfig
@@ -22,12 +22,16 @@ from rollout.pages.demos import demo_samples
 from rollout.pages.vocabulary import save_tokenizer, train_tokenizer
 from rollout.render import ChatFormat
 from rollout.types import Sample
-from wc_jax.batch import pack
+from wc_jax.batch import pack, plan_rows
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute, PolicyConfig, init_params
+from wc_jax.policy.table import Params
 from wc_jax.progress import Progress
 from wc_jax.step import init_state, make_sft_step
+from wc_jax.types import Batch
 from wc_jax.weights import load_policy, save_policy
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,27 +66,85 @@ class SftConfig:
     rows: int = 8
     """Packed rows per update."""
     row_tokens: int = 1024
-    dtype: str = "float32"
-    """Of the saved weights; training masters are float32."""
-    compute: str = "float32"
-    """What the forward pass computes in: float32 or bfloat16."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the forward pass computes in; master weights are float32 always."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
     save_every: int = 500
+    """Steps between writes of the model folder; the last step always writes it."""
 
 
-def batches(samples: Iterator[Sample], rows: int, row_tokens: int) -> Iterator[object]:
-    """Endless packed batches: takes as many samples as fill `rows` rows and packs them."""
+def packed_batches(samples: Iterator[Sample], rows: int, row_tokens: int) -> Iterator[Batch]:
+    """Endless batches of one shape: samples are taken until the next one might not fit any row."""
     waiting: list[Sample] = []
-    budget = int(rows * row_tokens * 0.97)
-    while True:
-        total = 0
-        while total < budget:
-            sample = next(samples)
-            if len(sample.tokens) > row_tokens:
-                continue
-            if total + len(sample.tokens) > budget:
-                waiting.append(sample)
-                break
-            waiting.append(sample)
-            total += len(sample.tokens)
-        yield waiting
-        waiting = []
+    for sample in samples:
+        if len(sample.tokens) > row_tokens:
+            continue
+        if plan_rows([len(s.tokens) for s in (*waiting, sample)], row_tokens)[1] > rows:
+            yield pack(waiting, row_tokens=row_tokens, num_rows=rows)[0]
+            waiting = []
+        waiting.append(sample)
+
+
+def start(config: SftConfig) -> tuple[Path, PolicyConfig, Params]:
+    """(folder of the tokenizer, shape, weights) to begin with."""
+    if config.folder is not None:
+        shape, params = load_policy(config.folder)
+        return config.folder, shape, params
+    folder = config.run_dir / "tokenizer"
+    tokenizer = train_tokenizer(config.fresh.vocab_size, config.seed)
+    save_tokenizer(tokenizer, folder)
+    # A multiple of 64: matrix kernels like it, and the extra rows are never sampled into a text.
+    vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
+    shape = PolicyConfig(**{**asdict(config.fresh), "vocab_size": vocab_size})
+    return folder, shape, init_params(shape, jax.random.key(config.seed))
+
+
+def train(config: SftConfig) -> Path:
+    """Runs the warm start and returns the finished model folder, `RUN_DIR/model`."""
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    tokenizer_dir, shape, params = start(config)
+    chat = ChatFormat.load(tokenizer_dir)
+    step = make_sft_step(shape, config.optim, compute=Compute(dtype=config.dtype, unroll=True))
+    state = init_state(params, config.optim)
+    samples = demo_samples(chat, config.context, seed=config.seed, prompt=config.prompt)
+    stream = packed_batches(samples, config.rows, config.row_tokens)
+    progress = Progress(num_steps=config.num_steps, done=0)
+    curve = config.run_dir / "metrics.jsonl"
+    with curve.open("w") as log:
+        for index, batch in enumerate(islice(stream, config.num_steps), start=1):
+            with progress.phase("update"):
+                state, stats = step(state, batch)
+                loss = float(stats.nll_sum) / float(stats.token_count)
+            log.write(json.dumps({"step": index, "loss": loss, "seconds": sum(progress.take_seconds().values())}) + "\n")
+            log.flush()
+            if index % 50 == 0:
+                progress.say(f"step {index}: {loss:.4f} nats per token")
+            if index % config.save_every == 0 or index == config.num_steps:
+                save(config, shape, state.params, tokenizer_dir)
+            progress.step_done()
+    progress.close()
+    return config.run_dir / "model"
+
+
+def save(config: SftConfig, shape: PolicyConfig, params: Params, tokenizer_dir: Path) -> None:
+    """Writes the model folder, whole or not at all."""
+    also = tuple(path for name in TOKENIZER_FILES if (path := tokenizer_dir / name).is_file())
+    save_policy(config.run_dir / "model", shape, params, config.save_dtype, also=also)
+
+
+def main(argv: list[str]) -> int:
+    """The command line. Exit code 2 and one message when the config is wrong."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if argv else 2
+    try:
+        config = load(argv[0], argv[1:], SftConfig)
+        print(f"model folder: {train(config)}")
+    except (ConfigError, ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,11 +5,13 @@ token ids are exactly what a rollout of the same text would have.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from random import Random
 
 from rollout.agent import Agent, AgentConfig
 from rollout.context import ContextConfig
 from rollout.pages.developer import MOODS, script_of
+from rollout.pages.drills import drill_sample
 from rollout.pages.simulated import SimulatedWorld
 from rollout.pages.spec import PageSpec, make_spec, task_of
 from rollout.render import ChatFormat
@@ -18,6 +20,9 @@ from rollout.sandbox.template import load_template
 from rollout.scripted import ScriptedEngine
 from rollout.types import Sample, Tree
 from rollout.world.prompts import load_prompt
+
+DRILLED = 40_000
+"""Samples over which drills give way to whole demonstrations."""
 
 Script = Callable[[str, int], str]
 """(rollout id, turn) -> the text of that answer."""
@@ -52,8 +57,15 @@ def demonstrate(spec: PageSpec, chat: ChatFormat, context: ContextConfig, rng: R
 
 
 def demo_samples(chat: ChatFormat, context: ContextConfig, seed: int, prompt: str = "plain") -> Iterator[Sample]:
-    """Training samples of endless demonstrations on pages of the train split, some of them short."""
+    """Training samples of endless demonstrations on pages of the train split, copying drills among them.
+
+    Drills come first and grow rare: 9 of 10 samples in the beginning, 1 of 20 after `DRILLED` samples.
+    Some pages are shorter and some have longer lists than the tasks'.
+    """
     rng = Random(seed)
-    while True:
-        spec = make_spec(rng, split="train", min_sections=rng.choice((1, 2, 2)))
+    for index in count():
+        if rng.random() < max(0.05, 0.9 * (1 - index / DRILLED)):
+            yield drill_sample(chat, rng)
+            continue
+        spec = make_spec(rng, split="train", min_sections=rng.choice((1, 2, 2)), max_lines=rng.choice((3, 3, 6)))
         yield from build_samples(demonstrate(spec, chat, context, rng, prompt))

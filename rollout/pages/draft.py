@@ -34,7 +34,7 @@ class Draft:
         """
         lines = ["export default function App() {", "  return (", "    <main>", f"      <h1>{self.title}</h1>"]
         for i, section in enumerate(self.sections):
-            lines += _section_lines(section, self.broken if i == 0 else "")
+            lines += section_lines(section, self.broken if i == 0 else "")
         if self.button:
             lines.append(f"      <button>{self.button}</button>")
         return "\n".join([*lines, "    </main>", "  )", "}"])
@@ -86,7 +86,8 @@ def edit_between(before: str, after: str) -> tuple[str, str]:
     return "\n".join(old[start : len(old) - end]), "\n".join(new[start : len(new) - end])
 
 
-def _section_lines(section: Section, broken: Break) -> list[str]:
+def section_lines(section: Section, broken: Break = "") -> list[str]:
+    """The component's lines for one section."""
     closing = "<h2>" if broken == "heading" else "</h2>"
     lines = ["      <section>", f"        <h2>{section.heading}{closing}"]
     if len(section.lines) == 1:

@@ -33,8 +33,8 @@ class PageSpec:
         return "heldout" if hashlib.blake2b(self.title.encode(), digest_size=1).digest()[0] < 32 else "train"
 
 
-def make_spec(rng: Random, *, split: Split, min_sections: int = 2, max_sections: int = 4) -> PageSpec:
-    """Draws a page of the split.
+def make_spec(rng: Random, *, split: Split, min_sections: int = 2, max_sections: int = 4, max_lines: int = 3) -> PageSpec:
+    """Draws a page of the split; lists have 2 to `max_lines` lines.
 
     >>> make_spec(Random(1), split="heldout").split
     'heldout'
@@ -44,7 +44,7 @@ def make_spec(rng: Random, *, split: Split, min_sections: int = 2, max_sections:
         headings = rng.sample(sorted(_MAKERS), rng.randint(min_sections, max_sections))
         spec = PageSpec(
             title=title,
-            sections=tuple(Section(heading=heading, lines=_MAKERS[heading](rng)) for heading in headings),
+            sections=tuple(Section(heading=heading, lines=_MAKERS[heading](rng, max_lines)) for heading in headings),
             button=f"{rng.choice(words.VERBS)} {rng.choice(words.OBJECTS)}",
         )
         if spec.split == split:
@@ -53,8 +53,13 @@ def make_spec(rng: Random, *, split: Split, min_sections: int = 2, max_sections:
 
 def brief(spec: PageSpec) -> str:
     """What the agent is told: everything that the page must show, and nothing of how it is judged."""
-    sections = [f"{s.heading}: " + " ".join(f'"{line}"' for line in s.lines) for s in spec.sections]
+    sections = [brief_line(section) for section in spec.sections]
     return "\n".join([f'Build a page titled "{spec.title}".', *sections, f'Button: "{spec.button}"'])
+
+
+def brief_line(section: Section) -> str:
+    """How a brief asks for one section."""
+    return f"{section.heading}: " + " ".join(f'"{line}"' for line in section.lines)
 
 
 def task_of(spec: PageSpec, task_id: str) -> Task:
@@ -67,12 +72,12 @@ def task_of(spec: PageSpec, task_id: str) -> Task:
     return Task(task_id=task_id, brief=brief(spec), requirements=tuple(requirements))
 
 
-def _menu(rng: Random) -> tuple[str, ...]:
-    return tuple(_item(rng, priced=True) for _ in range(rng.randint(2, 3)))
+def _menu(rng: Random, max_lines: int) -> tuple[str, ...]:
+    return tuple(_item(rng, priced=True) for _ in range(rng.randint(2, max_lines)))
 
 
-def _products(rng: Random) -> tuple[str, ...]:
-    return tuple(_item(rng, priced=False) for _ in range(rng.randint(2, 3)))
+def _products(rng: Random, max_lines: int) -> tuple[str, ...]:
+    return tuple(_item(rng, priced=False) for _ in range(rng.randint(2, max_lines)))
 
 
 def _item(rng: Random, *, priced: bool) -> str:
@@ -80,19 +85,19 @@ def _item(rng: Random, *, priced: bool) -> str:
     return f"{name} ${rng.randint(2, 99)}" if priced else name
 
 
-def _team(rng: Random) -> tuple[str, ...]:
-    return tuple(f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.LAST_NAMES)}" for _ in range(rng.randint(2, 3)))
+def _team(rng: Random, max_lines: int) -> tuple[str, ...]:
+    return tuple(f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.LAST_NAMES)}" for _ in range(rng.randint(2, max_lines)))
 
 
-def _hours(rng: Random) -> tuple[str, ...]:
+def _hours(rng: Random, _: int) -> tuple[str, ...]:
     return (f"{rng.choice(words.DAYS)} {rng.randint(6, 11)} to {rng.randint(2, 9)}",)
 
 
-def _address(rng: Random) -> tuple[str, ...]:
+def _address(rng: Random, _: int) -> tuple[str, ...]:
     return (f"{rng.randint(10, 99)} {rng.choice(words.PLACES)} {rng.choice(words.ROADS)}",)
 
 
-def _motto(rng: Random) -> tuple[str, ...]:
+def _motto(rng: Random, _: int) -> tuple[str, ...]:
     first, second = rng.sample(words.QUALITIES, 2)
     return (f"{first} {rng.choice(words.GOODS)} and {second} {rng.choice(words.GOODS)}",)
 
