@@ -64,26 +64,27 @@ class VllmServer:
         port: int | None = None,
         model_name: str = "policy",
         dtype: str = "float32",
-        max_model_len: int = 4096,
+        max_model_len: int | None = None,
         max_num_seqs: int = 16,
         kv_cache_gib: float = 1.0,
         num_threads: int = 1,
-        start_timeout_s: float = 180.0,
+        start_timeout_s: float = 300.0,
         log_path: Path | None = None,
     ) -> None:
         """Raises `EngineError` when the server does not come up in `start_timeout_s` or dies on the way.
 
-        `port`: None for any free one. `kv_cache_gib`: memory for keys and values; it holds at least one
+        `port`: None for any free one. `max_model_len`: tokens of prompt and answer together; None for all that
+        the model was made for. `kv_cache_gib`: memory for keys and values; it holds at least one
         sequence of `max_model_len` tokens or the server refuses to start. `log_path`: appended to; None keeps
         the log in the scratch folder, which goes with the server.
         """
         self._process: subprocess.Popen[bytes] | None = None
         model_dir = Path(model_dir)
-        _check_servable(model_dir)
+        max_model_len = _check_servable(model_dir, max_model_len)
         self.model_name = model_name
         self.port = _free_port(port)
         self.base_url = f"http://127.0.0.1:{self.port}"
-        self._scratch = Path(tempfile.mkdtemp(prefix="webcoder-vllm-", dir=_shared_memory()))
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"webcoder-vllm-{os.getpid()}-", dir=_shared_memory()))
         self.weights_dir = self._scratch / "weights"
         self.weights_dir.mkdir()
         self.log_path = log_path or self._scratch / "vllm.log"
@@ -214,14 +215,18 @@ def _arguments(
     ]
 
 
-def _check_servable(model_dir: Path) -> None:
-    """Raises `EngineError` for what vLLM would find out late: it dies of a bad head width at the first request."""
+def _check_servable(model_dir: Path, max_model_len: int | None) -> int:
+    """The context length to serve. Raises `EngineError` for what vLLM finds out late or says unclearly."""
     if not (model_dir / "config.json").is_file():
         raise EngineError(f"no config.json in {model_dir}: give the path of a Hugging Face model folder")
     config = json.loads((model_dir / "config.json").read_text())
     head_dim = config.get("head_dim")
     if head_dim is not None and head_dim not in _HEAD_DIMS:
         raise EngineError(f"{model_dir}: head_dim must be one of {list(_HEAD_DIMS)} on a CPU, got {head_dim}")
+    longest = int(config.get("max_position_embeddings", 2048))
+    if max_model_len is not None and not 1 < max_model_len <= longest:
+        raise EngineError(f"{model_dir} was made for 2 to {longest} tokens, asked for max_model_len={max_model_len}")
+    return max_model_len or longest
 
 
 def _free_port(port: int | None) -> int:
@@ -278,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="serve a model folder until Ctrl-C")
     serve.add_argument("model_dir", type=Path)
     serve.add_argument("--port", type=int, default=None, help="default: any free one")
-    serve.add_argument("--max-model-len", type=int, default=4096, help="tokens of prompt and answer together")
+    serve.add_argument("--max-model-len", type=int, help="tokens of prompt and answer; default: what the model allows")
     options = parser.parse_args(argv)
     try:
         if options.command == "install":

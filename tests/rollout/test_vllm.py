@@ -25,7 +25,8 @@ from wc_jax.logprobs import token_logprobs
 from wc_jax.policy.llama import hidden_states, unembed
 from wc_jax.weights import load_policy
 
-pytestmark = pytest.mark.engine
+# A busy machine needs minutes to import vLLM, an idle one seconds.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 
 def own_logp(folder: Path, prompt: tuple[int, ...], answer: tuple[int, ...], temperature: float) -> np.ndarray:

@@ -14,7 +14,8 @@ from tests.rollout.tiny_model import tiny_config, write_tiny_model
 
 
 def scratch_folders() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("webcoder-vllm-")}
+    """Of servers that this process started."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"webcoder-vllm-{os.getpid()}-")}
 
 
 def test_missing_model_folder(tmp_path: Path) -> None:
@@ -38,7 +39,15 @@ def test_head_width_without_a_kernel(tmp_path: Path) -> None:
         VllmServer(folder)
 
 
+def test_longer_context_than_the_model_has(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", seed=0)
+    with pytest.raises(EngineError, match="made for 2 to 2048 tokens, asked for max_model_len=4096"):
+        VllmServer(folder, max_model_len=4096)
+
+
 @pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_model_that_does_not_load_shows_the_log(tmp_path: Path) -> None:
     config = tiny_config() | {"architectures": ["NoSuchModel"], "model_type": "no-such-model"}
     folder = write_tiny_model(tmp_path / "model", seed=0, config=config)

@@ -17,6 +17,9 @@ from wc_jax.policy.config import PolicyConfig
 from wc_jax.publish import Canary, Publisher, PublishError, canary_prompt, policy_score
 from wc_jax.weights import load_policy
 
+# The server may have to be started first, and a busy machine needs minutes for that.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="module")
 def policy(served: Served) -> tuple[PolicyConfig, dict[str, jax.Array]]:

@@ -35,7 +35,7 @@ chat_ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, retur
 np.savez(out, ids=np.asarray(ids), logits=logits, chat=np.asarray(chat_ids))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
