@@ -170,9 +170,18 @@ class BatchConfig:
     """Tokens of a packed row; no sample may be longer."""
     micro_rows: int = 4
     """Rows whose activations are in memory at once; gradients add up over all of a step's rows."""
+    rows: int = 0
+    """Rows of a step's batch, a multiple of micro_rows; 0: what the first step needs and a quarter more.
+
+    A step that needs more gets more, at the price of compiling again.
+    """
 
     def __post_init__(self) -> None:
         _positive(self, "row_tokens", "micro_rows")
+        _require(
+            self.rows >= 0 and self.rows % self.micro_rows == 0,
+            f"rows must be 0 or a multiple of micro_rows={self.micro_rows}, got {self.rows}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

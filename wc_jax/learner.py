@@ -1,28 +1,30 @@
 """The trainer's half of a step on real arrays: pack, score, update, and the numbers that tell how it went."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wc_jax.batch import pack
+from wc_jax.batch import pack, plan_rows
 from wc_jax.config import Config
 from wc_jax.credit import Credited
 from wc_jax.policy import Compute, PolicyConfig
 from wc_jax.policy.table import Params
 from wc_jax.step import init_state, make_score_fn, make_train_step
-from wc_jax.types import Batch, TrainState
+from wc_jax.types import TrainState
 
 
 class Learner:
     """Owns the compiled functions of one run; the state goes in and out."""
 
     def __init__(self, config: Config, policy: PolicyConfig) -> None:
-        compute = Compute(dtype=config.model.dtype)
-        temperature = config.agent.temperature
-        self._config = config
-        self._score = make_score_fn(policy, compute=compute, temperature=temperature)
+        self._optim = config.optim
+        self._row_tokens, self._micro_rows = config.batch.row_tokens, config.batch.micro_rows
+        self._num_rows = config.batch.rows
+        compute, temperature = Compute(dtype=config.model.dtype), config.agent.temperature
+        self._score = make_score_fn(policy, compute=compute, temperature=temperature, micro_rows=self._micro_rows)
         self._step = make_train_step(
             policy,
             config.optim,
@@ -31,50 +33,54 @@ class Learner:
             tis_cap=config.objective.tis_cap,
             compute=compute,
             temperature=temperature,
+            micro_rows=self._micro_rows,
         )
 
     def init(self, params: Params) -> TrainState:
         """A state at step 0; `params` stay usable (the step gives its input away)."""
-        return init_state(jax.tree.map(jnp.array, params), self._config.optim)
+        return init_state(jax.tree.map(jnp.array, params), self._optim)
 
     def update(self, state: TrainState, credited: Credited) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step on all rows. Log-probabilities before it are the trainer's own.
 
         The state that is passed in must not be used again.
         """
-        batch = self._pack(credited)
-        old_logp, entropy = self._score(state.params, batch)
-        batch = batch._replace(old_logp=old_logp)
-        state, stats = self._step(state, batch)
-        mask = np.asarray(batch.loss_mask)
-        return state, {
-            **measure_gap(np.asarray(old_logp), np.asarray(batch.sampler_logp), mask),
-            "entropy": float(np.asarray(entropy)[mask].mean()) if mask.any() else float("nan"),
-            **{name: float(value) for name, value in stats.items()},
-            "num_rows": mask.shape[0],
-            "num_samples": len(credited.samples),
-            "trained_tokens": int(mask.sum()),
-            "num_compiled": self._score._cache_size() + self._step._cache_size(),
-        }
-
-    def _pack(self, credited: Credited) -> Batch:
         batch, _ = pack(
             credited.samples,
-            row_tokens=self._config.batch.row_tokens,
-            num_rows=8,
+            row_tokens=self._row_tokens,
+            num_rows=self._height(credited),
             advantages=credited.advantages,
             sample_ids=credited.sample_ids,
         )
-        return batch
+        old_logp, _ = self._score(state.params, batch)
+        # Back through the host, so that the step meets arrays of one kind and compiles once.
+        state, metrics = self._step(state, batch._replace(old_logp=np.asarray(old_logp)))
+        return state, {
+            **{name: float(value) for name, value in metrics.items()},
+            "num_samples": len(credited.samples),
+            "num_rows": batch.tokens.shape[0],
+            "num_compiled": _num_compiled(self._score) + _num_compiled(self._step),
+        }
+
+    def _height(self, credited: Credited) -> int:
+        """Rows of the batch: never fewer than before, so that nothing is compiled again without need."""
+        lengths = [len(sample.tokens) for sample in credited.samples]
+        needed = plan_rows(lengths, self._row_tokens)[1]
+        if needed > self._num_rows:
+            self._num_rows = round_up(needed * 1.25, self._micro_rows)
+        self._num_rows = max(self._micro_rows, self._num_rows)
+        return self._num_rows
 
 
-def measure_gap(old_logp: np.ndarray, sampler_logp: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-    """How far the sampler's log-probabilities are from the trainer's on the same tokens, in nats.
+def round_up(value: float, multiple: int) -> int:
+    """The least multiple that is not below.
 
-    >>> measure_gap(np.array([-1.0, -2.0, -9.0]), np.array([-1.5, -2.0, 0.0]), np.array([True, True, False]))
-    {'sampler_gap_mean': 0.25, 'sampler_gap_max': 0.5}
+    >>> round_up(9.5, 4), round_up(8, 4)
+    (12, 8)
     """
-    gap = np.abs(old_logp - sampler_logp)[mask & np.isfinite(sampler_logp)]
-    if gap.size == 0:
-        return {"sampler_gap_mean": float("nan"), "sampler_gap_max": float("nan")}
-    return {"sampler_gap_mean": float(gap.mean()), "sampler_gap_max": float(gap.max())}
+    return math.ceil(value / multiple) * multiple
+
+
+def _num_compiled(function: Any) -> int:
+    """How many shapes a jitted function was compiled for."""
+    return int(function._cache_size())

@@ -59,6 +59,7 @@ def numbers(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_killed_twice_it_ends_as_if_never_stopped(tiny_policy: Path, uninterrupted: Path, tmp_path: Path) -> None:
     path = write_config(tmp_path / "config.yaml", tiny_policy, tmp_path / "run")
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
