@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from wc_jax.types import AnyArray
+
 
 @jax.custom_vjp
 def _permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
@@ -31,9 +33,7 @@ _permute.defvjp(_permute_fwd, _permute_bwd)
 def _chunk_logprobs(
     hidden: jax.Array, unembed: jax.Array, targets: jax.Array, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    logits = jax.lax.dot_general(
-        hidden, unembed, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    logits = jax.lax.dot_general(hidden, unembed, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
     logits = logits / temperature
     logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
     exps = jnp.exp(logits)
@@ -48,19 +48,20 @@ def _chunk_logprobs(
 
 
 def token_logprobs(
-    hidden: Float[Array, "T D"],
-    unembed: Float[Array, "D V"],
-    targets: Int[Array, "T"],
+    hidden: Float[AnyArray, "T D"],
+    unembed: Float[AnyArray, "D V"],
+    targets: Int[AnyArray, "T"],
     *,
     temperature: float = 1.0,
     chunk: int = 1024,
-    loss_mask: Bool[Array, "T"] | None = None,
+    loss_mask: Bool[AnyArray, "T"] | None = None,
 ) -> tuple[Float[Array, "T"], Float[Array, "T"]]:
     """Log-probability (nats) of `targets[t]` and full-vocabulary entropy, both under softmax(logits / temperature).
 
     `hidden[t]` must be the state that predicts `targets[t]`. With `loss_mask`, masked positions give 0,
     pass no gradient, and cost nothing: tokens are sorted so that chunks without any trained token are skipped.
     """
+    hidden, unembed, targets = jnp.asarray(hidden), jnp.asarray(unembed), jnp.asarray(targets)
     num_tokens = hidden.shape[0]
     if temperature <= 0.0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
@@ -70,7 +71,7 @@ def token_logprobs(
         return jnp.zeros((0,), jnp.float32), jnp.zeros((0,), jnp.float32)
     chunk = min(chunk, num_tokens)
     unembed = unembed.astype(hidden.dtype)
-    mask = jnp.ones((num_tokens,), bool) if loss_mask is None else loss_mask
+    mask = jnp.ones((num_tokens,), bool) if loss_mask is None else jnp.asarray(loss_mask)
     inverse = None
     if loss_mask is not None:
         order = jnp.argsort(~mask, stable=True)

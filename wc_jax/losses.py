@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Shaped
 from wc_jax.types import AnyArray
 
 MAX_LOG_RATIO = 20.0
-"""exp(20) = 5e8: beyond it a ratio is no longer data, and exp would reach infinity, whose product with a zero is NaN."""
+"""exp(20) = 5e8. Beyond it a ratio is no longer data, and an infinite one times a zero advantage is NaN."""
 
 
 def log_ratio(logp: Shaped[AnyArray, "*shape"], old_logp: Shaped[AnyArray, "*shape"]) -> Float[Array, "*shape"]:

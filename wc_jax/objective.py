@@ -41,9 +41,7 @@ def policy_objective(
     mask = jnp.asarray(loss_mask).astype(bool)
     logp, old_logp, advantage = (safe(x, mask, 0.0) for x in (logp, old_logp, advantage))
     old_logp, advantage = jax.lax.stop_gradient((old_logp, advantage))
-    loss = clipped_surrogate(
-        logp, old_logp, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
-    )
+    loss = clipped_surrogate(logp, old_logp, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     sampler = old_logp if sampler_logp is None else safe(sampler_logp, mask, 0.0)
     if tis_cap is not None:
         loss = loss * tis_weight(old_logp, sampler, cap=tis_cap)
@@ -114,10 +112,7 @@ def empty_stats() -> Stats:
 def merge(a: Stats, b: Stats) -> Stats:
     """Stats of both batches together: sums add, maxima take the larger."""
     return Stats(
-        *[
-            jnp.maximum(x, y) if name.endswith("_max") else x + y
-            for name, x, y in zip(Stats._fields, a, b, strict=True)
-        ]
+        *[jnp.maximum(x, y) if name.endswith("_max") else x + y for name, x, y in zip(Stats._fields, a, b, strict=True)]
     )
 
 

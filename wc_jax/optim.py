@@ -51,9 +51,7 @@ def learning_rate(config: OptimConfig) -> optax.Schedule:
         after = optax.constant_schedule(config.lr)
     if config.warmup_steps == 0:
         return after
-    warm = optax.linear_schedule(
-        config.lr / config.warmup_steps, config.lr, max(config.warmup_steps - 1, 1)
-    )
+    warm = optax.linear_schedule(config.lr / config.warmup_steps, config.lr, max(config.warmup_steps - 1, 1))
     return optax.join_schedules([warm, after], [config.warmup_steps])
 
 

@@ -10,7 +10,7 @@ from wc_jax.logprobs import token_logprobs
 from wc_jax.masked import all_finite, masked_count, quotient
 from wc_jax.objective import empty_stats, merge, policy_objective, summarize
 from wc_jax.optim import OptimConfig, apply_gradients, global_norm, learning_rate, make_optimizer
-from wc_jax.policy import Compute, PolicyConfig, hidden_states, unembed
+from wc_jax.policy import IN_FLOAT32, Compute, PolicyConfig, hidden_states, unembed
 from wc_jax.policy.table import Params
 from wc_jax.types import Batch, Stats, TrainState
 
@@ -90,7 +90,7 @@ def _update(
 def make_score_fn(
     config: PolicyConfig,
     *,
-    compute: Compute = Compute(),
+    compute: Compute = IN_FLOAT32,
     temperature: float = 1.0,
     chunk: int = 1024,
     micro_rows: int | None = None,
@@ -120,7 +120,7 @@ def make_train_step(
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
     dual_clip: float | None = None,
-    compute: Compute = Compute(),
+    compute: Compute = IN_FLOAT32,
     temperature: float = 1.0,
     chunk: int = 1024,
     micro_rows: int | None = None,
@@ -178,7 +178,7 @@ def make_train_step(
 
 
 def make_sft_step(
-    config: PolicyConfig, optim: OptimConfig, *, compute: Compute = Compute(), chunk: int = 1024
+    config: PolicyConfig, optim: OptimConfig, *, compute: Compute = IN_FLOAT32, chunk: int = 1024
 ) -> Callable[[TrainState, Batch], tuple[TrainState, SftStats]]:
     """One compiled update of cross-entropy over the trained tokens. The state passed in is donated."""
 

@@ -31,9 +31,7 @@ def _swap(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _scores(
-    q: jax.Array, k: jax.Array, segment_ids: jax.Array, start: int, stop: int, scale: float
-) -> jax.Array:
+def _scores(q: jax.Array, k: jax.Array, segment_ids: jax.Array, start: int, stop: int, scale: float) -> jax.Array:
     """[B*K, G*block, stop]: masked scores of queries start..stop against keys 0..stop."""
     batch, groups, block = segment_ids.shape[0], q.shape[1], stop - start
     rows = q[:, :, start:stop].reshape(q.shape[0], groups * block, q.shape[3])
@@ -46,9 +44,7 @@ def _scores(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, scale: float, block: int
-) -> jax.Array:
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, scale: float, block: int) -> jax.Array:
     return _attend_fwd(q, k, v, segment_ids, scale, block)[0]
 
 
@@ -69,7 +65,7 @@ def _attend_fwd(q, k, v, segment_ids, scale, block):  # type: ignore[no-untyped-
 def _attend_bwd(scale, block, saved, d_out):  # type: ignore[no-untyped-def]
     q, k, v, segment_ids, out, lses = saved
     merged, groups, length, dim = q.shape
-    d_q = []
+    d_q: list[jax.Array] = []
     d_k = jnp.zeros((merged, dim, length), jnp.float32)
     d_v = jnp.zeros((merged, dim, length), jnp.float32)
     inner = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
@@ -84,8 +80,7 @@ def _attend_bwd(scale, block, saved, d_out):  # type: ignore[no-untyped-def]
         # Transposed results: the small factor is turned around, the big one stays as it lies.
         d_v = d_v.at[:, :, :stop].add(_matmul(_swap(d_rows), weights.astype(v.dtype)))
         d_k = d_k.at[:, :, :stop].add(_matmul(_swap(rows), d_scores))
-    d_q = jnp.concatenate(d_q, axis=2).astype(q.dtype)
-    return d_q, _swap(d_k).astype(k.dtype), _swap(d_v).astype(v.dtype), None
+    return jnp.concatenate(d_q, axis=2).astype(q.dtype), _swap(d_k).astype(k.dtype), _swap(d_v).astype(v.dtype), None
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)

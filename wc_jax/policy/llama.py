@@ -13,6 +13,7 @@ from wc_jax.policy.blocks import gated, linear, rms_norm
 from wc_jax.policy.config import PolicyConfig
 from wc_jax.policy.rope import rope_table, rotate
 from wc_jax.policy.table import Params
+from wc_jax.types import AnyArray
 
 Remat = Literal["none", "dots", "layer"]
 
@@ -31,6 +32,10 @@ class Compute:
     @property
     def jnp_dtype(self) -> jnp.dtype:
         return jnp.dtype(self.dtype)
+
+
+IN_FLOAT32 = Compute()
+"""The default: plain float32, looped layers, nothing recomputed."""
 
 
 def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, segment_ids: jax.Array) -> Callable:
@@ -64,13 +69,14 @@ def _with_remat(layer: Callable, remat: Remat) -> Callable:
 def hidden_states(
     params: Params,
     config: PolicyConfig,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segment_ids: Int[Array, "B T"],
+    tokens: Int[AnyArray, "B T"],
+    positions: Int[AnyArray, "B T"],
+    segment_ids: Int[AnyArray, "B T"],
     *,
-    compute: Compute = Compute(),
+    compute: Compute = IN_FLOAT32,
 ) -> Float[Array, "B T D"]:
     """Final normed states; state t has seen tokens 0..t of its own segment and predicts token t + 1."""
+    tokens, positions, segment_ids = (jnp.asarray(a) for a in (tokens, positions, segment_ids))
     x = params["embed"].astype(compute.jnp_dtype)[tokens]
     cos, sin = rope_table(positions, head_dim=config.head_dim, theta=config.rope_theta)
     layer = _with_remat(_layer(config, cos, sin, segment_ids), compute.remat)
