@@ -53,8 +53,6 @@ def check_sample(sample: Sample, name: str, row_tokens: int) -> None:
             f"sample {name} has {length} tokens but a row holds {row_tokens}: "
             "raise row_tokens or lower the rollout's max_tokens"
         )
-    if sample.loss_mask[0]:
-        raise ValueError(f"sample {name} trains its first token, which nothing predicts: prepend its prompt")
 
 
 def pack(
@@ -86,7 +84,9 @@ def pack(
     batch = _empty(height, row_tokens)
     for i, (sample, slot) in enumerate(zip(samples, slots, strict=True)):
         here = (slot.row, slice(slot.start, slot.stop))
-        mask = np.asarray(sample.loss_mask, bool)
+        # A path that was cut inside an answer begins with a generated token; nothing predicts it.
+        mask = np.arange(slot.stop - slot.start) > 0
+        mask &= np.asarray(sample.loss_mask, bool)
         batch.tokens[here] = sample.tokens
         batch.positions[here] = np.arange(slot.stop - slot.start)
         batch.segment_ids[here] = slot.segment_id
