@@ -28,7 +28,9 @@ class ContextConfig:
         if self.fold_tokens < 1:
             raise ValueError(f"fold_tokens must be 1 or more, got {self.fold_tokens}")
         if self.keep_results < 1:
-            raise ValueError(f"keep_results must be 1 or more (the newest result is being answered), got {self.keep_results}")
+            raise ValueError(
+                f"keep_results must be 1 or more (the newest result is being answered), got {self.keep_results}"
+            )
 
 
 FOLDED = "(folded)"

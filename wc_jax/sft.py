@@ -16,13 +16,15 @@ from typing import Literal
 
 import jax
 
-from configs import ConfigError, load
+from configs import load
 from rollout.context import ContextConfig
 from rollout.pages.demos import demo_samples
 from rollout.pages.vocabulary import save_tokenizer, train_tokenizer
 from rollout.render import ChatFormat
 from rollout.types import Sample
 from wc_jax.batch import pack, plan_rows
+from wc_jax.exits import run_command
+from wc_jax.host_memory import keep_large_buffers
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute, PolicyConfig, init_params
 from wc_jax.policy.table import Params
@@ -115,7 +117,9 @@ def train(config: SftConfig) -> Path:
             with progress.phase("update"):
                 state, stats = step(state, batch)
                 loss = float(stats.nll_sum) / float(stats.token_count)
-            log.write(json.dumps({"step": index, "loss": loss, "seconds": sum(progress.take_seconds().values())}) + "\n")
+            log.write(
+                json.dumps({"step": index, "loss": loss, "seconds": sum(progress.take_seconds().values())}) + "\n"
+            )
             log.flush()
             if index % 50 == 0:
                 progress.say(f"step {index}: {loss:.4f} nats per token")
@@ -133,17 +137,12 @@ def save(config: SftConfig, shape: PolicyConfig, params: Params, tokenizer_dir: 
 
 
 def main(argv: list[str]) -> int:
-    """The command line. Exit code 2 and one message when the config is wrong."""
+    """The command line. Returns the exit code; every expected failure is one message on stderr."""
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if argv else 2
-    try:
-        config = load(argv[0], argv[1:], SftConfig)
-        print(f"model folder: {train(config)}")
-    except (ConfigError, ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    keep_large_buffers()
+    return run_command(lambda: print(f"model folder: {train(load(argv[0], argv[1:], SftConfig))}"))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from wc_jax.credit import credit_groups
 from wc_jax.cursor import TaskCursor
 from wc_jax.evaluation import evaluate_policy
 from wc_jax.exits import run_command
+from wc_jax.host_memory import keep_large_buffers
 from wc_jax.learner import Learner
 from wc_jax.measures import group_spread, measure_rollouts
 from wc_jax.progress import Progress
@@ -190,6 +191,7 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if argv else 2
+    keep_large_buffers()
     return run_command(lambda: train(load(argv[0], argv[1:], Config)))
 
 

@@ -27,6 +27,7 @@ DRILLED = 40_000
 Script = Callable[[str, int], str]
 """(rollout id, turn) -> the text of that answer."""
 
+
 def make_script(specs: dict[str, PageSpec], seed: int) -> Script:
     """A script for `ScriptedEngine`: each rollout of a task in `specs` gets a developer of its own.
 

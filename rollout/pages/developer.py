@@ -78,7 +78,9 @@ class Developer:
         )
 
     def _write_section(self, section: Section) -> Section:
-        lines = [line for line in section.lines if len(section.lines) == 1 or self._rng.random() >= self._habits.forget_line]
+        lines = [
+            line for line in section.lines if len(section.lines) == 1 or self._rng.random() >= self._habits.forget_line
+        ]
         return replace(section, lines=tuple(self._mistype(line) for line in lines or section.lines[:1]))
 
     def _mistype(self, line: str) -> str:

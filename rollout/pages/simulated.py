@@ -58,7 +58,9 @@ class SimulatedWorld:
         if call.name == "read":
             return ToolResult(text=self._files[path])
         below = sorted(name for name in self._files if name.startswith("src/"))
-        return ToolResult(text="\n".join(below if call.name == "list" else [name.removeprefix("src/") for name in below]))
+        return ToolResult(
+            text="\n".join(below if call.name == "list" else [name.removeprefix("src/") for name in below])
+        )
 
     def snapshot(self) -> dict[str, bytes]:
         """The files as data."""

@@ -33,7 +33,9 @@ class PageSpec:
         return "heldout" if hashlib.blake2b(self.title.encode(), digest_size=1).digest()[0] < 32 else "train"
 
 
-def make_spec(rng: Random, *, split: Split, min_sections: int = 2, max_sections: int = 4, max_lines: int = 3) -> PageSpec:
+def make_spec(
+    rng: Random, *, split: Split, min_sections: int = 2, max_sections: int = 4, max_lines: int = 3
+) -> PageSpec:
     """Draws a page of the split; lists have 2 to `max_lines` lines.
 
     >>> make_spec(Random(1), split="heldout").split
@@ -86,7 +88,9 @@ def _item(rng: Random, *, priced: bool) -> str:
 
 
 def _team(rng: Random, max_lines: int) -> tuple[str, ...]:
-    return tuple(f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.LAST_NAMES)}" for _ in range(rng.randint(2, max_lines)))
+    return tuple(
+        f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.LAST_NAMES)}" for _ in range(rng.randint(2, max_lines))
+    )
 
 
 def _hours(rng: Random, _: int) -> tuple[str, ...]:

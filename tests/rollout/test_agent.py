@@ -95,7 +95,9 @@ def test_the_next_prompt_extends_the_sampled_ids_even_when_the_text_encodes_othe
 
 def test_a_path_is_what_the_engine_was_sent_and_answered() -> None:
     engine = ReplayEngine([said("@webshot"), said("@webshot"), said("@finish")])
-    episode = run(engine, PageWorld("tea\nand much else to see", "tea rye\nand much else"), ContextConfig(fold_tokens=PROMPT + 10))
+    episode = run(
+        engine, PageWorld("tea\nand much else to see", "tea rye\nand much else"), ContextConfig(fold_tokens=PROMPT + 10)
+    )
     paths = [tuple(t for n in episode.tree.path(k) for t in n.token_ids) for k in range(len(episode.tree.leaves))]
     for request, answer in zip(engine.requests, engine.answers, strict=True):
         assert any(path[: len(request.token_ids) + len(answer)] == request.token_ids + answer for path in paths)
@@ -103,7 +105,9 @@ def test_a_path_is_what_the_engine_was_sent_and_answered() -> None:
 
 def test_potentials_stand_at_the_boundaries_and_follow_what_the_agent_saw() -> None:
     engine = ReplayEngine([said("@webshot"), said("@webshot"), said("@finish")])
-    episode = run(engine, PageWorld("tea\nand much else to see", "tea rye\nand much else"), ContextConfig(fold_tokens=PROMPT + 10))
+    episode = run(
+        engine, PageWorld("tea\nand much else to see", "tea rye\nand much else"), ContextConfig(fold_tokens=PROMPT + 10)
+    )
     assert len(episode.tree.leaves) == 2
     assert episode.potentials == pytest.approx((0.0, 1.0, 1.0))
 
