@@ -1,5 +1,6 @@
 """The words that generated pages are made of. Few enough for a small vocabulary, many enough that no
-two pages are alike: millions of titles, items and mottos come from these lists."""
+two pages are alike: millions of titles, items and mottos come from these lists.
+"""
 
 COLORS = (
     "Amber Azure Coral Copper Crimson Emerald Golden Indigo Ivory Jade Lemon Lilac Maroon Olive Onyx Pearl "
@@ -41,7 +42,9 @@ LAST_NAMES = (
     "Patel Perez Quist Reed Rossi Sato Singh Stone Tanaka Vega Voss Weber Wolf Wood Young"
 ).split()
 
-VERBS = "Ask Book Browse Buy Call Compare Find Join Open Order Plan Rent Request Reserve See Send Start Try View Visit".split()
+VERBS = (
+    "Ask Book Browse Buy Call Compare Find Join Open Order Plan Rent Request Reserve See Send Start Try View Visit"
+).split()
 
 OBJECTS = (
     "Catalog Class Course Gift Guide Lesson List Map News Now Offer Online Prices Room Sample Seat Ticket Today "
