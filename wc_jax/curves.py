@@ -45,6 +45,7 @@ def _svg(draw: Any) -> str:
         if not draw(axes):
             return ""
         axes.set_xlabel("step")
+        axes.ticklabel_format(axis="y", useOffset=False)
         axes.spines[["top", "right"]].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         out = io.StringIO()
