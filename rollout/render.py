@@ -18,11 +18,12 @@ class ChatFormat:
     """ChatML over one tokenizer. Safe to share between threads: nothing in it changes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        for token in (START, END):
-            if tokenizer.token_to_id(token) is None:
+        ids = {token: tokenizer.token_to_id(token) for token in (START, END)}
+        for token, token_id in ids.items():
+            if token_id is None:
                 raise ValueError(f"the tokenizer has no token {token}; choose a model folder with a ChatML tokenizer")
         self._tokenizer = tokenizer
-        self.end_id: int = tokenizer.token_to_id(END)
+        self.end_id = int(ids[END] or 0)
         """Ends every message; the policy samples it to end its answer."""
         self.answer_header: tuple[int, ...] = self._encode(f"{START}assistant\n")
         self._newline = self._encode("\n")

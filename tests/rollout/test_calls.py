@@ -57,7 +57,7 @@ def test_any_body_survives_the_format(first: str, second: str) -> None:
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_every_tool_has_a_written_form(name: str) -> None:
     inline, body = SHAPES[name]
-    call = ToolCall(name=name, arguments={argument: "x" for argument in ([inline] if inline else []) + list(body)})
+    call = ToolCall(name=name, arguments=dict.fromkeys(([inline] if inline else []) + list(body), "x"))
     assert parse_calls(format_call(call)) == [call]
 
 

@@ -199,13 +199,17 @@ def test_kill_9_of_the_parent_leaves_nothing(fresh: tuple[subprocess.Popen[str],
 
 
 def _group_members(group: int) -> list[int]:
-    """Living processes of a process group; one that is dead and only not yet reaped does not count."""
+    """Living processes of a process group; one that is dead and only not yet reaped does not count.
+
+    A leader looks dead while its last threads still close its files, so those count as living.
+    """
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
+            num_threads = len(list((stat.parent / "task").iterdir()))
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[2]) == group and fields[0] != "Z":
+        if int(fields[2]) == group and (fields[0] != "Z" or num_threads > 1):
             found.append(int(stat.parent.name))
     return found

@@ -1,5 +1,7 @@
 """Small policies, samples and batches for tests of the core."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 
@@ -9,10 +11,10 @@ from wc_jax.policy import Params, PolicyConfig, init_params
 
 def small_config(**changes: object) -> PolicyConfig:
     """Two layers, grouped heads, nothing square: a swapped axis shows."""
-    values: dict = dict(
+    config = PolicyConfig(
         vocab_size=48, width=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ff_dim=40, rope_theta=50_000.0
     )
-    return PolicyConfig(**{**values, **changes})
+    return replace(config, **changes)
 
 
 def loud_params(config: PolicyConfig, seed: int = 0) -> Params:
