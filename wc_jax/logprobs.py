@@ -6,6 +6,7 @@ trained are sorted to the end, and the loops stop before them. (A branch per chu
 whole unembedding through each branch, a copy of `D x V` per chunk.)
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -101,17 +102,17 @@ def _backward(
     return jax.lax.fori_loop(0, _num_used(chunks.mask), work, start)
 
 
-@jax.custom_vjp
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _chunked(chunks: _Chunks, unembed: jax.Array, temperature: float) -> tuple[jax.Array, jax.Array]:
     out = _forward(chunks, unembed, temperature)
     return out.logp, out.entropy
 
 
-def _chunked_fwd(chunks: Any, unembed: Any, temperature: Any) -> tuple[Any, Any]:
+def _chunked_fwd(chunks: Any, unembed: Any, temperature: float) -> tuple[Any, Any]:
     # With symbolic zeros each argument says whether anybody asks for its gradient: a frozen head gets no buffer.
     values = jax.tree.map(lambda x: x.value, chunks, is_leaf=lambda x: hasattr(x, "perturbed"))
-    out = _forward(values, unembed.value, temperature.value)
-    return (out.logp, out.entropy), (values, unembed.value, temperature.value, out, _Flag(unembed.perturbed))
+    out = _forward(values, unembed.value, temperature)
+    return (out.logp, out.entropy), (values, unembed.value, out, _Flag(unembed.perturbed))
 
 
 class _Flag:
@@ -124,14 +125,14 @@ class _Flag:
 jax.tree_util.register_pytree_node(_Flag, lambda flag: ((), flag.value), lambda value, _: _Flag(value))
 
 
-def _chunked_bwd(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
-    chunks, unembed, temperature, out, needs_unembed = residuals
+def _chunked_bwd(temperature: float, residuals: Any, cotangents: Any) -> tuple[Any, Any]:
+    chunks, unembed, out, needs_unembed = residuals
     g_logp, g_entropy = (
         jnp.zeros(g.shape, jnp.float32) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g for g in cotangents
     )
     d_hidden, d_unembed = _backward(chunks, unembed, temperature, out, g_logp, g_entropy, needs_unembed.value)
     d_unembed = None if d_unembed is None else d_unembed.astype(unembed.dtype)
-    return _Chunks(d_hidden, None, None), d_unembed, None  # type: ignore[arg-type]
+    return _Chunks(d_hidden, None, None), d_unembed  # type: ignore[arg-type]
 
 
 _chunked.defvjp(_chunked_fwd, _chunked_bwd, symbolic_zeros=True)
@@ -166,7 +167,7 @@ def token_logprobs(
     """Log-probability (nats) of `targets[t]` and full-vocabulary entropy, both under softmax(logits / temperature).
 
     `hidden[t]` must be the state that predicts `targets[t]`. With `loss_mask`, masked positions give 0,
-    pass no gradient (they may be NaN), and cost nothing. No gradient flows to `temperature`.
+    pass no gradient (they may be NaN), and cost nothing. `temperature` and `chunk` are static.
     """
     if temperature <= 0.0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
