@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,6 +71,7 @@ class Browser:
         self._places = asyncio.Semaphore(max_pages)
         self._changing = asyncio.Lock()
         self._current: _Generation | None = None
+        self._renders: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name="browser", daemon=True)
@@ -100,13 +102,18 @@ class Browser:
         A page that is blank, hangs or crashes comes back with `ok` False. InfrastructureError when
         the browser failed twice. Without `screenshot` the picture is left out (and its time saved).
         """
-        if self._closed:
-            raise InfrastructureError("this browser is closed")
+        self._refuse_if_closed()
         with self._server.site(dist) as host:
-            return self._call(self._render(host, path, screenshot), None)
+            with self._closing:
+                self._refuse_if_closed()
+                work = self._render(host, path, screenshot)
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            return self._result(future, None)
 
     def close(self) -> None:
-        """Ends Chromium, its driver and the server. Safe to call twice."""
+        """Ends Chromium, its driver and the server. Safe to call twice, and while pages are being rendered:
+        whoever waits for one gets an InfrastructureError.
+        """
         with self._closing:
             if self._closed:
                 return
@@ -121,10 +128,18 @@ class Browser:
                 self._loop.close()
             self._server.close()
 
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise InfrastructureError("this browser is closed")
+
     def _call(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._result(asyncio.run_coroutine_threadsafe(work, self._loop), limit_s)
+
+    def _result(self, future: Future[T], limit_s: float | None) -> T:
         try:
             return future.result(limit_s)
+        except CancelledError as error:
+            raise InfrastructureError("the browser was closed while it rendered") from error
         except TimeoutError as error:
             future.cancel()
             raise InfrastructureError(f"the browser did not answer within {limit_s} s") from error
@@ -158,11 +173,20 @@ class Browser:
             await generation.end()
 
     async def _end_current(self) -> None:
+        # A render that went on would wait for a loop that no longer runs, or start a browser that nobody ends.
+        for task in self._renders:
+            task.cancel()
+        if self._renders:
+            await asyncio.wait(self._renders, timeout=10.0)
         if self._current is not None:
             generation, self._current = self._current, None
             await generation.end()
 
     async def _render(self, host: str, path: str, screenshot: bool) -> Page:
+        task = asyncio.current_task()
+        if task is not None:
+            self._renders.add(task)
+            task.add_done_callback(self._renders.discard)
         async with self._places:
             verdict: Page | None = None
             for attempt in (1, 2):

@@ -273,3 +273,16 @@ def test_no_browser_is_one_clear_message(tmp_path: Path) -> None:
         Browser(executable=Path("/bin/true"))
     with pytest.raises(ValueError, match="max_pages"):
         Browser(max_pages=0)
+
+
+def test_closing_ends_a_render_that_is_going_on_and_starts_no_new_browser() -> None:
+    endless = {"index.html": b"<!doctype html><p>x</p><script>for (;;);</script>"}
+    browser = Browser(max_pages=1)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(browser.render, endless) for _ in range(2)]
+        time.sleep(0.5)
+        browser.close()
+        for future in waiting:
+            with pytest.raises(InfrastructureError):
+                future.result(timeout=30)
+    assert not browser._thread.is_alive()
