@@ -18,7 +18,7 @@ import jax
 
 from configs import load
 from rollout.context import ContextConfig
-from rollout.pages.demos import demo_samples
+from rollout.pages.demos import DRILLED, demo_samples
 from rollout.pages.vocabulary import save_tokenizer, train_tokenizer
 from rollout.render import ChatFormat
 from rollout.types import Sample
@@ -63,6 +63,8 @@ class SftConfig:
     fresh: FreshModel = field(default_factory=FreshModel)
     prompt: str = "plain"
     """The system prompt of the demonstrations."""
+    num_drilled: int = DRILLED
+    """Samples over which copying drills give way to whole demonstrations; 0 for a model that can copy."""
     context: ContextConfig = field(default_factory=ContextConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     rows: int = 8
@@ -73,6 +75,10 @@ class SftConfig:
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     save_every: int = 500
     """Steps between writes of the model folder; the last step always writes it."""
+
+    def __post_init__(self) -> None:
+        if self.num_drilled < 0:
+            raise ValueError(f"num_drilled must be 0 or more, got {self.num_drilled}")
 
 
 def packed_batches(samples: Iterator[Sample], rows: int, row_tokens: int) -> Iterator[Batch]:
@@ -108,7 +114,7 @@ def train(config: SftConfig) -> Path:
     chat = ChatFormat.load(tokenizer_dir)
     step = make_sft_step(shape, config.optim, compute=Compute(dtype=config.dtype, unroll=True))
     state = init_state(params, config.optim)
-    samples = demo_samples(chat, config.context, seed=config.seed, prompt=config.prompt)
+    samples = demo_samples(chat, config.context, seed=config.seed, prompt=config.prompt, num_drilled=config.num_drilled)
     stream = packed_batches(samples, config.rows, config.row_tokens)
     progress = Progress(num_steps=config.num_steps, done=0)
     curve = config.run_dir / "metrics.jsonl"

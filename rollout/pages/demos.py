@@ -57,15 +57,18 @@ def demonstrate(spec: PageSpec, chat: ChatFormat, context: ContextConfig, rng: R
     return agent.run(task_of(spec, "demo"), rollout_id="demo/0/demo/0", seed=0).tree
 
 
-def demo_samples(chat: ChatFormat, context: ContextConfig, seed: int, prompt: str = "plain") -> Iterator[Sample]:
+def demo_samples(
+    chat: ChatFormat, context: ContextConfig, seed: int, prompt: str = "plain", num_drilled: int = DRILLED
+) -> Iterator[Sample]:
     """Training samples of endless demonstrations on pages of the train split, copying drills among them.
 
-    Drills come first and grow rare: 9 of 10 samples in the beginning, 1 of 20 after `DRILLED` samples.
+    Drills come first and grow rare: 9 of 10 samples in the beginning, 1 of 20 after `num_drilled`
+    samples, or from the start when that is 0.
     Some pages are shorter and some have longer lists than the tasks'.
     """
     rng = Random(seed)
     for index in count():
-        if rng.random() < max(0.05, 0.9 * (1 - index / DRILLED)):
+        if rng.random() < max(0.05, 0.9 * (1 - index / num_drilled) if num_drilled else 0.0):
             yield drill_sample(chat, rng)
             continue
         spec = make_spec(rng, split="train", min_sections=rng.choice((1, 2, 2)), max_lines=rng.choice((3, 3, 6)))
