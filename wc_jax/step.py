@@ -102,7 +102,14 @@ def make_score_fn(
 
     def score(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         def one(micro: Batch) -> tuple[jax.Array, jax.Array]:
-            return batch_logprobs(params, config, micro, compute=compute, temperature=temperature, chunk=chunk)
+            def work() -> tuple[jax.Array, jax.Array]:
+                return batch_logprobs(params, config, micro, compute=compute, temperature=temperature, chunk=chunk)
+
+            def skip() -> tuple[jax.Array, jax.Array]:
+                nothing = jnp.zeros(micro.tokens.shape, jnp.float32)
+                return nothing, nothing
+
+            return jax.lax.cond(jnp.any(micro.loss_mask), work, skip)
 
         logp, entropy = jax.lax.map(one, _micro_batches(batch, micro_rows))
         return logp.reshape(batch.tokens.shape), entropy.reshape(batch.tokens.shape)
@@ -156,9 +163,13 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         def accumulate(carry: tuple[Params, Stats], micro: Batch) -> tuple[tuple[Params, Stats], None]:
-            grads, stats = carry
-            more, found = jax.grad(loss, has_aux=True)(state.params, micro)
-            return (jax.tree.map(jnp.add, grads, more), merge(stats, found)), None
+            def add(carry: tuple[Params, Stats]) -> tuple[Params, Stats]:
+                grads, stats = carry
+                more, found = jax.grad(loss, has_aux=True)(state.params, micro)
+                return jax.tree.map(jnp.add, grads, more), merge(stats, found)
+
+            # The batch's height is fixed, so that it compiles once: rows of padding must cost nothing.
+            return jax.lax.cond(jnp.any(micro.loss_mask), add, lambda carry: carry, carry), None
 
         zeros = jax.tree.map(jnp.zeros_like, state.params)
         (grads, stats), _ = jax.lax.scan(accumulate, (zeros, empty_stats()), _micro_batches(batch, micro_rows))
