@@ -56,7 +56,6 @@ missing_packages() {
     command -v chromium >/dev/null || echo chromium
     command -v fc-list >/dev/null && [ -n "$(fc-list | head -n 1)" ] || echo fontconfig fonts-dejavu-core fonts-liberation
     has_library libseccomp.so.2 || echo libseccomp2
-    has_library libtcmalloc_minimal.so.4 || echo libtcmalloc-minimal4
     command -v node >/dev/null || echo nodejs
     command -v npm >/dev/null || echo npm
     [ -n "$PYTHON_FOUND" ] || echo python3
