@@ -3,7 +3,7 @@
 Automatic differentiation gives the same numbers; on CPU XLA then fuses slow element-wise work (an
 exponential, a cosine) into transposed copies and computes it again for each consumer. Here every
 backward product is written in the form that lies well, and barriers keep element-wise results in one
-piece. Factor measured on a 6M policy: see `tests/benchmarks`.
+piece. `tests/benchmarks/train_speed.py` measures what that brings.
 """
 
 from functools import partial
