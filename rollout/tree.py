@@ -78,13 +78,27 @@ class TreeBuilder:
         """Closes the open branch as a path and continues below `kept`, the last message left as it was."""
         if self._tip is None:
             raise ValueError("an empty tree has no context to rewrite")
-        self._leaves.append(self._tip)
+        self._leaves.append(self._end_of_path(self._tip))
         self._tip = kept.node_id
 
     def build(self) -> Tree:
         """The finished tree; the open branch is its last path."""
-        leaves = self._leaves if self._tip is None else [*self._leaves, self._tip]
+        leaves = self._leaves if self._tip is None else [*self._leaves, self._end_of_path(self._tip)]
         return Tree(nodes=tuple(self._nodes), leaves=tuple(leaves))
+
+    def _end_of_path(self, tip: int) -> int:
+        """The last answer above `tip`: a path is what some request held plus its answer.
+
+        Results that nobody answered belong to no path. In one, they would push the answer's own context out
+        of a training row that is cut at the front.
+        """
+        node_id: int | None = tip
+        while node_id is not None:
+            node = self._nodes[node_id]
+            if node.num_generated:
+                return node_id
+            node_id = node.parent_id
+        return tip
 
     def _add(self, node: Node) -> Node:
         self._nodes.append(node)

@@ -41,16 +41,17 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_command(action: Callable[[], object]) -> int:
+def run_command(action: Callable[[], object], *, goes_on: bool = True) -> int:
     """Runs `action` and returns the exit code; what is expected to fail says so in one message on stderr.
 
-    A fault of ours keeps its traceback.
+    A fault of ours keeps its traceback. `goes_on`: the same command, typed again, resumes.
     """
     try:
         with stop_on_signals():
             action()
     except Stopped as error:
-        print(f"stopped by {error}; run the same command to go on", file=sys.stderr)
+        again = "go on" if goes_on else "start over"
+        print(f"stopped by {error}; run the same command to {again}", file=sys.stderr)
         return error.exit_code
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

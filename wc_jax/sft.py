@@ -148,7 +148,7 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0 if argv else 2
     keep_large_buffers()
-    return run_command(lambda: print(f"model folder: {train(load(argv[0], argv[1:], SftConfig))}"))
+    return run_command(lambda: print(f"model folder: {train(load(argv[0], argv[1:], SftConfig))}"), goes_on=False)
 
 
 if __name__ == "__main__":

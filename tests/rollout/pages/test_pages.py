@@ -111,15 +111,19 @@ def test_moods_differ_in_what_they_leave_undone() -> None:
 def test_demonstrations_train_the_developers_tokens_only() -> None:
     tokenizer = train_tokenizer(1600, num_pages=300)
     chat = ChatFormat(tokenizer)
-    for sample in islice(demo_samples(chat, ContextConfig(fold_tokens=400), seed=0), 60):
+    num_demonstrations = 0
+    for sample in islice(demo_samples(chat, ContextConfig(fold_tokens=400), seed=0, num_drilled=100), 120):
         ids = tuple(int(token) for token in sample.tokens)
         trained = tuple(int(token) for token in sample.tokens[sample.loss_mask])
-        assert chat.decode(ids).startswith("<|im_start|>system\nYou build")
         assert trained[-1] == chat.end_id
         answers = chat.decode(trained)
         assert "build ok" not in answers
-        assert "@" in answers
+        assert "Build a page" not in answers
+        if chat.decode(ids).startswith("<|im_start|>system\nYou build"):
+            num_demonstrations += 1
+            assert "@" in answers
         assert np.isfinite(sample.sampler_logp[sample.loss_mask]).all()
+    assert num_demonstrations > 20
 
 
 def test_a_careless_developer_is_not_always_wrong() -> None:
