@@ -9,7 +9,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def test_the_ten_lines_of_credit_run_with_the_core_alone() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     check = "import sys; assert not {'torch', 'vllm', 'playwright', 'docker', 'rollout'} & set(sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
