@@ -66,6 +66,24 @@ def _micro_batches(batch: Batch, micro_rows: int | None) -> Batch:
     return jax.tree.map(lambda x: x.reshape(num_rows // rows, rows, *x.shape[1:]), batch)
 
 
+def _summed_gradients(
+    loss: Callable[[Params, Batch], tuple[jax.Array, Stats]], params: Params, micros: Batch
+) -> tuple[Params, Stats]:
+    """Gradients of the loss sums and the stats of all micro-batches together, one of them in memory at a time."""
+
+    def accumulate(carry: tuple[Params, Stats], micro: Batch) -> tuple[tuple[Params, Stats], None]:
+        def add(carry: tuple[Params, Stats]) -> tuple[Params, Stats]:
+            grads, stats = carry
+            more, found = jax.grad(loss, has_aux=True)(params, micro)
+            return jax.tree.map(jnp.add, grads, more), merge(stats, found)
+
+        # The batch's height is fixed, so that it compiles once: rows of padding must cost nothing.
+        return jax.lax.cond(jnp.any(micro.loss_mask), add, lambda carry: carry, carry), None
+
+    start = (jax.tree.map(jnp.zeros_like, params), empty_stats())
+    return jax.lax.scan(accumulate, start, micros)[0]
+
+
 def _update(
     state: TrainState, grads: Params, optim: OptimConfig, has_signal: jax.Array
 ) -> tuple[TrainState, jax.Array]:
@@ -162,17 +180,7 @@ def make_train_step(
         return loss_sum, stats
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        def accumulate(carry: tuple[Params, Stats], micro: Batch) -> tuple[tuple[Params, Stats], None]:
-            def add(carry: tuple[Params, Stats]) -> tuple[Params, Stats]:
-                grads, stats = carry
-                more, found = jax.grad(loss, has_aux=True)(state.params, micro)
-                return jax.tree.map(jnp.add, grads, more), merge(stats, found)
-
-            # The batch's height is fixed, so that it compiles once: rows of padding must cost nothing.
-            return jax.lax.cond(jnp.any(micro.loss_mask), add, lambda carry: carry, carry), None
-
-        zeros = jax.tree.map(jnp.zeros_like, state.params)
-        (grads, stats), _ = jax.lax.scan(accumulate, (zeros, empty_stats()), _micro_batches(batch, micro_rows))
+        grads, stats = _summed_gradients(loss, state.params, _micro_batches(batch, micro_rows))
         grads = jax.tree.map(lambda g: quotient(g, jnp.broadcast_to(stats.weight_sum, g.shape)), grads)
         has_signal = stats.weight_sum > 0
         if not has_other_terms:
