@@ -140,7 +140,9 @@ def flatten(metrics: Metrics) -> dict[str, float]:
 
 
 def console_line(metrics: Metrics, num_steps: int) -> str:
-    """>>> console_line({"step": 3, "reward_mean": 0.5, "seconds": {"update": 2.0, "sync": 1.0}}, 20)
+    """What the console shows of a step.
+
+    >>> console_line({"step": 3, "reward_mean": 0.5, "seconds": {"update": 2.0, "sync": 1.0}}, 20)
     'step 3/20  reward 0.500  3 s (update 2, sync 1)'
     """
     shown = [f"step {metrics['step']}/{num_steps}"]
