@@ -7,6 +7,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from rollout.agent import AgentConfig
 from rollout.attempt import Attempts
 from rollout.collect import collect_groups
@@ -126,7 +128,10 @@ def _open_engine(address: str, chat: ChatFormat, stack: contextlib.ExitStack) ->
         return _scripted(Path(address.removeprefix(_SCRIPT)), chat)
     if not address.startswith(("http://", "https://")):
         raise BadInput(f"--engine is the URL of a vLLM server or script:FILE, got {address!r}")
-    engine = VllmEngine(address)
+    try:
+        engine = VllmEngine(address)
+    except httpx.InvalidURL as error:
+        raise BadInput(f"--engine {address!r} is no URL ({error}); write such as http://127.0.0.1:8000") from None
     stack.callback(engine.close)
     if not engine.is_ready():
         raise BadInput(

@@ -64,6 +64,7 @@ def test_run_makes_scores_and_stores_attempts(inputs: dict[str, Path], capsys: p
         ({"model": "absent"}, "--model absent"),
         ({"engine": "localhost:8000"}, "--engine is the URL"),
         ({"engine": "http://127.0.0.1:9"}, "no engine answers at http://127.0.0.1:9"),
+        ({"engine": "http://127.0.0.1:8000;"}, "is no URL"),
         ({"engine": "script:absent.json"}, "absent.json"),
         ({"prompt": "no-such"}, "--prompt"),
         ({"max_turns": "0"}, "max_turns must be above 0"),
