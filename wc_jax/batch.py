@@ -89,7 +89,9 @@ def pack(
         mask &= np.asarray(sample.loss_mask, bool)
         batch.tokens[here] = sample.tokens
         batch.positions[here] = np.arange(slot.stop - slot.start)
-        batch.segment_ids[here] = slot.segment_id
+        batch.visible_until[here] = slot.stop
+        batch.predecessor[here] = np.arange(slot.start - 1, slot.stop - 1)
+        batch.predecessor[slot.row, slot.start] = -1
         batch.loss_mask[here] = mask
         batch.token_weight[here] = np.where(mask, 1.0 if weights is None else weights[i], 0.0)
         batch.sampler_logp[here] = np.where(mask, sample.sampler_logp, 0.0)
@@ -105,7 +107,8 @@ def _empty(height: int, width: int) -> Batch:
     return Batch(
         tokens=zeros(np.int32),
         positions=zeros(np.int32),
-        segment_ids=zeros(np.int32),
+        visible_until=zeros(np.int32) + np.arange(1, width + 1, dtype=np.int32),
+        predecessor=zeros(np.int32) - 1,
         loss_mask=zeros(np.bool_),
         token_weight=zeros(np.float32),
         advantage=zeros(np.float32),

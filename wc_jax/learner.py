@@ -1,6 +1,7 @@
 """The trainer's half of a step on real arrays: pack, score, update, and the numbers that tell how it went."""
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from wc_jax.batch import pack, plan_rows
 from wc_jax.config import Config
 from wc_jax.credit import Credited
+from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig
 from wc_jax.policy.table import Params
 from wc_jax.step import init_state, make_score_fn, make_train_step
@@ -28,9 +30,12 @@ class Learner:
         self._step = make_train_step(
             policy,
             config.optim,
-            clip_low=config.objective.clip_low,
-            clip_high=config.objective.clip_high,
-            tis_cap=config.objective.tis_cap,
+            objective=partial(
+                policy_objective,
+                clip_low=config.objective.clip_low,
+                clip_high=config.objective.clip_high,
+                tis_cap=config.objective.tis_cap,
+            ),
             compute=compute,
             temperature=temperature,
             micro_rows=self._micro_rows,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
+from wc_jax.shapes import Array, Bool, Float, Int
 from wc_jax.types import AnyArray
 
 

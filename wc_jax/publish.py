@@ -75,8 +75,7 @@ def policy_score(config: PolicyConfig, *, compute: Compute = _PLAIN) -> Score:
 
     @jax.jit
     def all_logp(params: Params, tokens: jax.Array) -> jax.Array:
-        positions = jnp.arange(tokens.shape[0])[None]
-        states = hidden_states(dict(params), config, tokens[None], positions, jnp.ones_like(positions), compute=compute)
+        states = hidden_states(dict(params), config, tokens[None], compute=compute)
         logp, _ = token_logprobs(states[0, :-1], unembed(dict(params), config), tokens[1:])
         return logp
 

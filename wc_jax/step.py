@@ -14,6 +14,9 @@ from wc_jax.policy import IN_FLOAT32, Compute, PolicyConfig, hidden_states, unem
 from wc_jax.policy.table import Params
 from wc_jax.types import Batch, Stats, TrainState
 
+Objective = Callable[..., tuple[jax.Array, jax.Array, Stats]]
+"""`policy_objective` with its options filled in."""
+
 
 class SftStats(NamedTuple):
     """Sums over the batch; divide on the host."""
@@ -27,10 +30,11 @@ def batch_logprobs(
     params: Params, config: PolicyConfig, batch: Batch, *, compute: Compute, temperature: float, chunk: int
 ) -> tuple[jax.Array, jax.Array]:
     """`(logp[B, T], entropy[B, T])` of the trained tokens, 0 elsewhere; entry t is token t's own."""
-    hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.segment_ids, compute=compute)
-    # State t predicts token t + 1. The last state of a row or of a segment predicts nothing.
-    same = batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1]
-    predicts = jnp.pad(batch.loss_mask[:, 1:] & same, ((0, 0), (0, 1)))
+    hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.visible_until, compute=compute)
+    # A state predicts the token right after it, where that token follows it in its sample.
+    columns = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None, :]
+    follows = batch.predecessor == columns - 1
+    predicts = jnp.pad((batch.loss_mask & follows)[:, 1:], ((0, 0), (0, 1)))
     targets = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
     logp, entropy = token_logprobs(
         hidden.reshape(-1, hidden.shape[-1]),
@@ -58,12 +62,14 @@ def init_state(params: Params, optim: OptimConfig) -> TrainState:
 
 
 def _micro_batches(batch: Batch, micro_rows: int | None) -> Batch:
-    """[B, T] -> [B / micro_rows, micro_rows, T] in every array."""
+    """[B, T] -> [B / micro_rows, micro_rows, T] in every array. Row r goes to micro-batch r modulo their number: so a
+    batch whose rows lie on several devices is cut without moving any.
+    """
     num_rows = batch.tokens.shape[0]
     rows = num_rows if micro_rows is None else micro_rows
     if rows < 1 or num_rows % rows:
         raise ValueError(f"micro_rows must divide the batch's {num_rows} rows, got {rows}")
-    return jax.tree.map(lambda x: x.reshape(num_rows // rows, rows, *x.shape[1:]), batch)
+    return jax.tree.map(lambda x: x.reshape(rows, num_rows // rows, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
 def _summed_gradients(
@@ -129,8 +135,9 @@ def make_score_fn(
 
             return jax.lax.cond(jnp.any(micro.loss_mask), work, skip)
 
-        logp, entropy = jax.lax.map(one, _micro_batches(batch, micro_rows))
-        return logp.reshape(batch.tokens.shape), entropy.reshape(batch.tokens.shape)
+        found = jax.lax.map(one, _micro_batches(batch, micro_rows))
+        logp, entropy = (x.swapaxes(0, 1).reshape(batch.tokens.shape) for x in found)
+        return logp, entropy
 
     return jax.jit(score)
 
@@ -139,12 +146,8 @@ def make_train_step(
     config: PolicyConfig,
     optim: OptimConfig,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    tis_cap: float | None = None,
-    kl_coef: float = 0.0,
-    entropy_coef: float = 0.0,
-    dual_clip: float | None = None,
+    objective: Objective = policy_objective,
+    trains_without_advantage: bool = False,
     compute: Compute = IN_FLOAT32,
     temperature: float = 1.0,
     chunk: int = 1024,
@@ -152,29 +155,24 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Compiled `(state, batch) -> (state, metrics)`: one policy update. The state passed in is donated.
 
-    The gradient is of loss_sum / token_count over the *whole* batch, whatever `micro_rows` is. A batch
-    without signal (no trained token, or advantages all 0 while no other term is on) and one with a
-    non-finite gradient are skipped and counted: `skipped` is 1 and `grad_norm` tells which it was.
+    `objective` is `policy_objective` with its options filled in (`functools.partial`); with a term that acts
+    without any advantage, as a KL penalty does, say so by `trains_without_advantage`. The gradient is of
+    loss_sum / token_count over the *whole* batch, whatever `micro_rows` is. A batch without signal (no trained
+    token, or advantages all 0 and `trains_without_advantage` false) and one with a non-finite gradient
+    are skipped and counted: `skipped` is 1 and `grad_norm` tells which it was.
     Metrics are those of `objective.summarize` and `grad_norm`, `learning_rate`, `skipped`.
     """
-    has_other_terms = kl_coef != 0.0 or entropy_coef != 0.0
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, Stats]:
         logp, entropy = batch_logprobs(params, config, batch, compute=compute, temperature=temperature, chunk=chunk)
-        loss_sum, _, stats = policy_objective(
+        loss_sum, _, stats = objective(
             logp,
             batch.old_logp,
             batch.advantage,
             batch.loss_mask,
-            clip_low=clip_low,
-            clip_high=clip_high,
             sampler_logp=batch.sampler_logp,
-            tis_cap=tis_cap,
             ref_logp=batch.ref_logp,
-            kl_coef=kl_coef,
             entropy=entropy,
-            entropy_coef=entropy_coef,
-            dual_clip=dual_clip,
             token_weight=batch.token_weight,
         )
         return loss_sum, stats
@@ -183,7 +181,7 @@ def make_train_step(
         grads, stats = _summed_gradients(loss, state.params, _micro_batches(batch, micro_rows))
         grads = jax.tree.map(lambda g: quotient(g, jnp.broadcast_to(stats.weight_sum, g.shape)), grads)
         has_signal = stats.weight_sum > 0
-        if not has_other_terms:
+        if not trains_without_advantage:
             has_signal = has_signal & (stats.advantage_abs_max > 0)
         rate = jnp.asarray(learning_rate(optim)(state.step), jnp.float32)
         state, skipped = _update(state, grads, optim, has_signal)

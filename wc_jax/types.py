@@ -15,21 +15,27 @@ AnyArray = jax.Array | np.ndarray
 
 
 class Batch(NamedTuple):
-    """Packed rows. Position t of every array speaks of token t, never of the token it predicts.
+    """Rows of trees of samples. Position t of every array speaks of token t, never of the token it predicts.
 
-    A row of 8 with a segment of 3 and one of 4:
-        tokens       a b c  p q r s  0
-        positions    0 1 2  0 1 2 3  0
-        segment_ids  1 1 1  2 2 2 2  0      0 is padding
-        loss_mask    . . x  . x x .  .      never at position 0: nothing predicts a first token
+    A row is laid out depth first, so that samples which begin alike share what they share. A row of 10 with
+    the samples a b c d and a b p q, then the sample s t, then padding:
+        column         0 1  2 3  4 5  6 7   8  9
+        tokens         a b  c d  p q  s t   0  0
+        positions      0 1  2 3  2 3  0 1   0  0
+        visible_until  6 6  4 4  6 6  8 8   9 10      key j is seen by the columns j..visible_until[j]-1
+        predecessor   -1 0  1 2  1 4 -1 6  -1 -1
+        loss_mask      . .  x x  . x  . x   .  .      a trained token stands right after its predecessor
+    A row of packed samples, or of one padded sample, is a tree without forks.
     """
 
     tokens: AnyArray
     """int32 [B, T]"""
     positions: AnyArray
-    """int32 [B, T]; restarts at 0 in each segment."""
-    segment_ids: AnyArray
-    """int32 [B, T]; counted from 1 in each row, 0 = padding."""
+    """int32 [B, T]; how many tokens of its own sample stand before it."""
+    visible_until: AnyArray
+    """int32 [B, T]; end of the columns that descend from this one. Padding sees and is seen by itself only."""
+    predecessor: AnyArray
+    """int32 [B, T]; column of the token before it in its sample, -1 for a first token and for padding."""
     loss_mask: AnyArray
     """bool [B, T]; True where the policy generated the token and this row owns it."""
     token_weight: AnyArray

@@ -30,14 +30,16 @@ def make_batch(rows: int, row_tokens: int, vocab_size: int) -> Batch:
     rng = np.random.default_rng(0)
     first = row_tokens * 3 // 5
     positions = np.concatenate([np.arange(first), np.arange(row_tokens - first)])
-    segment_ids = np.repeat([1, 2], [first, row_tokens - first])
+    visible_until = np.repeat([first, row_tokens], [first, row_tokens - first])
+    predecessor = np.where(positions > 0, np.arange(row_tokens) - 1, -1)
     mask = rng.random((rows, row_tokens)) < 0.5
     mask[:, [0, first]] = False
     zero = np.zeros((rows, row_tokens), np.float32)
     return Batch(
         tokens=rng.integers(0, vocab_size, (rows, row_tokens)).astype(np.int32),
         positions=np.broadcast_to(positions, zero.shape).astype(np.int32),
-        segment_ids=np.broadcast_to(segment_ids, zero.shape).astype(np.int32),
+        visible_until=np.broadcast_to(visible_until, zero.shape).astype(np.int32),
+        predecessor=np.broadcast_to(predecessor, zero.shape).astype(np.int32),
         loss_mask=mask,
         token_weight=mask.astype(np.float32),
         advantage=zero,

@@ -35,5 +35,5 @@ def test_every_sample_lies_in_its_slot_as_it_was(lengths):
         np.testing.assert_array_equal(batch.loss_mask[here], one.loss_mask)
         np.testing.assert_array_equal(batch.advantage[here], (i + 1) * one.loss_mask)
     assert batch.loss_mask.sum() == sum(s.num_trained for s in samples) == batch.token_weight.sum()
-    assert (batch.segment_ids > 0).sum() == sum(lengths)
+    assert (batch.visible_until > np.arange(1, 17)).sum() == sum(n - 1 for n in lengths)
     assert np.isfinite(batch.sampler_logp).all()

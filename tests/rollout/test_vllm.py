@@ -33,9 +33,8 @@ def own_logp(folder: Path, prompt: tuple[int, ...], answer: tuple[int, ...], tem
     """The answer's log-probabilities from our forward function."""
     config, params = load_policy(folder)
     tokens = jnp.asarray([*prompt, *answer])
-    positions = jnp.arange(len(tokens))[None]
     with jax.default_matmul_precision("highest"):
-        states = hidden_states(params, config, tokens[None], positions, jnp.ones_like(positions))[0]
+        states = hidden_states(params, config, tokens[None])[0]
         logp, _ = token_logprobs(states[:-1], unembed(params, config), tokens[1:], temperature=temperature)
     return np.asarray(logp)[len(prompt) - 1 :]
 

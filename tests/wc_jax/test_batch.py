@@ -60,4 +60,5 @@ def test_weights_make_each_rollout_count_the_same():
 
 def test_padding_rows_are_empty():
     batch, _ = pack([sample(4, 1)], row_tokens=8, num_rows=3)
-    assert batch.tokens.shape == (3, 8) and (batch.segment_ids[1:] == 0).all() and not batch.loss_mask[1:].any()
+    assert batch.tokens.shape == (3, 8)
+    assert (batch.visible_until[1:] == np.arange(1, 9)).all() and not batch.loss_mask[1:].any()

@@ -43,10 +43,9 @@ def test_hidden_states_and_logprobs_equal_transformers(tmp_path):
     subprocess.run(
         [ENGINE_PYTHON, "-c", PROGRAM, str(tmp_path), *VARIANTS], check=True, capture_output=True, timeout=170
     )
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
     for name in VARIANTS:
         config, params = load_policy(tmp_path / name)
-        hidden = hidden_states(params, config, tokens.astype(np.int32), positions, np.ones((2, length), np.int32))
+        hidden = hidden_states(params, config, tokens.astype(np.int32))
         expected = np.load(tmp_path / f"{name}.npz")
         np.testing.assert_allclose(hidden, expected["hidden"], atol=1e-4, err_msg=name)
         logits = expected["logits"].astype(np.float64)

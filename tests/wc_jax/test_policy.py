@@ -19,29 +19,29 @@ from wc_jax.policy import (
     unembed,
     weight_table,
 )
-from wc_jax.policy.attention import segment_attention
+from wc_jax.policy.attention import path_attention
 
 CONFIG = small_config()
 PARAMS = loud_params(CONFIG)
 TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 5).astype(np.int32)
 
 
-def run(tokens, positions, segment_ids, compute=Compute(), params=PARAMS):  # noqa: B008
-    rows = [np.asarray(x, np.int32)[None] for x in (tokens, positions, segment_ids)]
+def run(tokens, positions=None, visible_until=None, compute=Compute(), params=PARAMS):  # noqa: B008
+    rows = [None if x is None else np.asarray(x, np.int32)[None] for x in (tokens, positions, visible_until)]
     return np.asarray(hidden_states(params, CONFIG, *rows, compute=compute))[0]
 
 
 def test_equals_the_float64_oracle():
-    found = run(TOKENS, np.arange(5), np.ones(5))
+    found = run(TOKENS)
     np.testing.assert_allclose(found, oracles.llama_hidden(PARAMS, CONFIG, TOKENS), atol=2e-5)
 
 
 def test_alone_padded_left_padded_right_and_packed_are_equal():
-    alone = run(TOKENS, np.arange(5), np.ones(5))
+    alone = run(TOKENS)
     junk = np.array([7, 7, 7])
-    right = run([*TOKENS, *junk], [0, 1, 2, 3, 4, 0, 0, 0], [1] * 5 + [0] * 3)[:5]
-    left = run([*junk, *TOKENS], [0, 0, 0, 0, 1, 2, 3, 4], [0] * 3 + [1] * 5)[3:]
-    packed = run([*junk, *TOKENS], [0, 1, 2, 0, 1, 2, 3, 4], [1] * 3 + [2] * 5)[3:]
+    right = run([*TOKENS, *junk], [0, 1, 2, 3, 4, 0, 0, 0], [5] * 5 + [6, 7, 8])[:5]
+    left = run([*junk, *TOKENS], [0, 0, 0, 0, 1, 2, 3, 4], [1, 2, 3] + [8] * 5)[3:]
+    packed = run([*junk, *TOKENS], [0, 1, 2, 0, 1, 2, 3, 4], [3] * 3 + [8] * 5)[3:]
     for other in (right, left, packed):
         np.testing.assert_allclose(other, alone, atol=1e-5)
 
@@ -49,16 +49,17 @@ def test_alone_padded_left_padded_right_and_packed_are_equal():
 def test_a_state_does_not_see_later_tokens():
     changed = TOKENS.copy()
     changed[3] = (changed[3] + 1) % CONFIG.vocab_size
-    a, b = run(TOKENS, np.arange(5), np.ones(5)), run(changed, np.arange(5), np.ones(5))
+    a, b = run(TOKENS), run(changed)
     np.testing.assert_array_equal(a[:3], b[:3])
     assert (a[3:] != b[3:]).any(axis=1).all()
 
 
-def naive_attention(q, k, v, segment_ids):
+def naive_attention(q, k, v, visible_until):
     repeat = q.shape[2] // k.shape[2]
     k, v = jnp.repeat(k, repeat, axis=2), jnp.repeat(v, repeat, axis=2)
     scores = jnp.einsum("btnh,bsnh->bnts", q, k) / q.shape[3] ** 0.5
-    seen = (segment_ids[:, :, None] == segment_ids[:, None, :]) & jnp.tril(jnp.ones((q.shape[1],) * 2, bool))[None]
+    column = jnp.arange(q.shape[1])
+    seen = (column[None, :] <= column[:, None])[None] & (column[None, :, None] < visible_until[:, None, :])
     weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), axis=-1)
     return jnp.einsum("bnts,bsnh->btnh", weights, v)
 
@@ -67,20 +68,21 @@ def naive_attention(q, k, v, segment_ids):
 def test_blockwise_attention_and_its_backward_equal_the_naive_ones(block):
     rng = np.random.default_rng(1)
     q, k, v, g = (jnp.asarray(rng.normal(size=(2, 16, n, 8)), jnp.float32) for n in (4, 2, 2, 4))
-    segments = jnp.asarray([[1] * 7 + [2] * 5 + [0] * 4, [1] * 16], jnp.int32)
+    # Two packed samples and padding; a tree: five shared tokens, two branches, the second of which forks again.
+    until = [[7] * 7 + [12] * 5 + [13, 14, 15, 16], [16] * 5 + [8] * 3 + [16] * 2 + [12] * 2 + [16] * 4]
+    until = jnp.asarray(until, jnp.int32)
 
     def of(attend):
         return jax.jit(jax.value_and_grad(lambda q, k, v: jnp.sum(attend(q, k, v) * g), (0, 1, 2)))(q, k, v)
 
-    found = of(lambda q, k, v: segment_attention(q, k, v, segments, block=block))
-    expected = of(lambda q, k, v: naive_attention(q, k, v, segments))
+    found = of(lambda q, k, v: path_attention(q, k, v, until, block=block))
+    expected = of(lambda q, k, v: naive_attention(q, k, v, until))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-5), found, expected)
 
 
 def loss(params, compute=Compute()):  # noqa: B008
     tokens = jnp.asarray(np.random.default_rng(2).integers(0, CONFIG.vocab_size, (2, 9)), jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32), (2, 9))
-    hidden = hidden_states(params, CONFIG, tokens, positions, jnp.ones((2, 9), jnp.int32), compute=compute)
+    hidden = hidden_states(params, CONFIG, tokens, compute=compute)
     logits = hidden.astype(jnp.float32) @ unembed(params, CONFIG)
     return -jnp.mean(jax.nn.log_softmax(logits)[:, :-1, 3])
 

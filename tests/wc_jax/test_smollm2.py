@@ -60,9 +60,8 @@ def test_logits_equal_transformers(folder: Path, reference: dict[str, np.ndarray
     config, params = load_policy(folder)
     assert (config.tie_embeddings, config.norm_eps, config.rope_theta) == (True, 1e-5, 100_000.0)
     tokens = jnp.asarray(reference["ids"])[None]
-    positions = jnp.arange(tokens.shape[1])[None]
     with jax.default_matmul_precision("highest"):
-        states = hidden_states(params, config, tokens, positions, jnp.ones_like(positions))[0]
+        states = hidden_states(params, config, tokens)[0]
         logits = states @ unembed(params, config)
     ours = np.asarray(jax.nn.log_softmax(logits))
     theirs = np.asarray(jax.nn.log_softmax(jnp.asarray(reference["logits"])))
@@ -100,8 +99,7 @@ def test_it_knows_the_capital_of_france(folder: Path) -> None:
 
     @jax.jit
     def next_id(params: dict[str, jax.Array], tokens: jax.Array, last: jax.Array) -> jax.Array:
-        positions = jnp.arange(length)[None]
-        states = hidden_states(params, config, tokens[None], positions, jnp.ones_like(positions))[0]
+        states = hidden_states(params, config, tokens[None])[0]
         return jnp.argmax(states[last] @ unembed(params, config))
 
     answer: list[int] = []

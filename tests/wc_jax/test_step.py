@@ -1,6 +1,6 @@
 """The compiled steps: alignment (7), on policy (8), splits (9), no signal (15), recompilation."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import pytest
 from tests import oracles
 from tests.wc_jax.policies import loud_params, sample, small_config
 from wc_jax.batch import pack
+from wc_jax.objective import policy_objective
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute
 from wc_jax.step import batch_logprobs, init_state, make_score_fn, make_sft_step, make_train_step
@@ -61,7 +62,9 @@ def test_each_generated_token_gets_its_own_logprob_and_nothing_else_does():
 
 def test_padding_content_and_row_order_change_nothing():
     batch, slots = make_batch()
-    dirty = batch._replace(tokens=np.where(batch.segment_ids == 0, 11, batch.tokens))
+    padding = (batch.predecessor < 0) & (batch.visible_until == np.arange(1, 17)[None])
+    assert padding.sum() == batch.tokens.size - sum(len(one.tokens) for one in SAMPLES)
+    dirty = batch._replace(tokens=np.where(padding, 11, batch.tokens))
     a, b = (np.asarray(score(loud_params(CONFIG), x)[0]) for x in (batch, dirty))
     np.testing.assert_array_equal(a, b)
     other, others = make_batch(order=[4, 2, 0, 1, 3], row_tokens=24, num_rows=3)
@@ -134,7 +137,10 @@ def test_a_batch_without_signal_is_skipped_and_counted(kind):
 def test_zero_advantages_with_a_reference_penalty_do_train():
     batch = scored(make_batch()[0])
     batch = batch._replace(advantage=np.zeros_like(batch.advantage), ref_logp=batch.old_logp - 0.5)
-    _, metrics = step_of(kl_coef=0.1)(fresh(), batch)
+    penalized = partial(policy_objective, kl_coef=0.1)
+    _, metrics = step_of(objective=penalized, trains_without_advantage=True)(
+        fresh(), batch
+    )
     assert float(metrics["skipped"]) == 0.0 and float(metrics["grad_norm"]) > 0
 
 

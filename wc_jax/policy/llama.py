@@ -6,13 +6,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
-from wc_jax.policy.attention import segment_attention
+from wc_jax.policy.attention import path_attention
 from wc_jax.policy.blocks import gated, linear, rms_norm
 from wc_jax.policy.config import PolicyConfig
 from wc_jax.policy.rope import rope_table, rotate
 from wc_jax.policy.table import Params
+from wc_jax.shapes import Array, Float, Int
 from wc_jax.types import AnyArray
 
 Remat = Literal["none", "dots", "layer"]
@@ -38,7 +38,7 @@ IN_FLOAT32 = Compute()
 """The default: plain float32, looped layers, nothing recomputed."""
 
 
-def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, segment_ids: jax.Array) -> Callable:
+def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, visible_until: jax.Array) -> Callable:
     def apply(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         batch, length, _ = x.shape
         with jax.named_scope("attention"):
@@ -46,7 +46,7 @@ def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, segment_ids: ja
             q = linear(h, w["q"]).reshape(batch, length, config.num_heads, config.head_dim)
             k = linear(h, w["k"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
             v = linear(h, w["v"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
-            out = segment_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, segment_ids)
+            out = path_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, visible_until)
             x = x + linear(out.reshape(batch, length, -1), w["o"])
         with jax.named_scope("mlp"):
             h = rms_norm(x, w["mlp_norm"], config.norm_eps)
@@ -70,16 +70,24 @@ def hidden_states(
     params: Params,
     config: PolicyConfig,
     tokens: Int[AnyArray, "B T"],
-    positions: Int[AnyArray, "B T"],
-    segment_ids: Int[AnyArray, "B T"],
+    positions: Int[AnyArray, "B T"] | None = None,
+    visible_until: Int[AnyArray, "B T"] | None = None,
     *,
     compute: Compute = IN_FLOAT32,
 ) -> Float[Array, "B T D"]:
-    """Final normed states; state t has seen tokens 0..t of its own segment and predicts token t + 1."""
-    tokens, positions, segment_ids = (jnp.asarray(a) for a in (tokens, positions, segment_ids))
+    """Final normed states; state t has seen token t and the tokens before it in its own sample.
+
+    `positions` and `visible_until` as in `Batch`; None: each row is one sample.
+    """
+    tokens = jnp.asarray(tokens)
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :], tokens.shape)
+    if visible_until is None:
+        visible_until = jnp.full(tokens.shape, tokens.shape[1], jnp.int32)
+    positions, visible_until = jnp.asarray(positions), jnp.asarray(visible_until)
     x = params["embed"].astype(compute.jnp_dtype)[tokens]
     cos, sin = rope_table(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    layer = _with_remat(_layer(config, cos, sin, segment_ids), compute.remat)
+    layer = _with_remat(_layer(config, cos, sin, visible_until), compute.remat)
     stacked = {name.removeprefix("layers."): w for name, w in params.items() if name.startswith("layers.")}
     if compute.unroll:
         for i in range(config.num_layers):

@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+
+from wc_jax.shapes import Array, Float, Int
 
 
 def rope_table(
