@@ -83,7 +83,7 @@ def read_inputs(config: Config) -> Inputs:
             " `python -m wc_jax.sft CONFIG`, or write model.folder=PATH of a Hugging Face folder"
         )
     try:
-        policy, params = load_policy(folder)
+        policy, params = load_policy(folder, dtype=config.model.master_dtype)
         chat = ChatFormat.load(folder)
         prompt = load_prompt(config.rollout.prompt)
     except (ValueError, OSError) as error:

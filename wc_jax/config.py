@@ -31,7 +31,24 @@ class ModelConfig:
     folder: Path
     """A Hugging Face folder (config.json, tokenizer.json, *.safetensors) that holds the starting weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the forward pass computes in; master weights are float32 always."""
+    """What the forward pass computes in."""
+    master_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the weights are kept and updated in. bfloat16 loses small updates: it must be accepted by name."""
+    accept_bfloat16_masters: bool = False
+    """True: keep weights in bfloat16 although updates below a 256th of a weight are lost."""
+
+    def __post_init__(self) -> None:
+        is_low = self.master_dtype == "bfloat16"
+        _require(
+            self.accept_bfloat16_masters or not is_low,
+            "master_dtype=bfloat16 loses small updates: a weight of 1.0 is still 1.0 after 100 updates of -0.001,"
+            " with float32 it is 0.9. Write model.master_dtype=float32 (computing in bfloat16 is model.dtype), or"
+            " accept the loss with model.accept_bfloat16_masters=true",
+        )
+        _require(
+            is_low or not self.accept_bfloat16_masters,
+            "accept_bfloat16_masters=true has no effect with master_dtype=float32; leave it out",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

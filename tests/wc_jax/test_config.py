@@ -39,6 +39,8 @@ def test_shipped_configs_load_and_open_with_their_command(path: Path) -> None:
         ("rollout.top_p=0.95", r"rollout\.accept_truncation_bias=true"),
         ("rollout.top_k=20", r"rollout\.accept_truncation_bias=true"),
         ("rollout.accept_truncation_bias=true", r"has no effect"),
+        ("model.master_dtype=bfloat16", r"still 1\.0 after 100 updates.*model\.accept_bfloat16_masters=true"),
+        ("model.accept_bfloat16_masters=true", r"has no effect with master_dtype=float32"),
         ("num_steps=0", r"num_steps must be above 0"),
         ("tasks.per_step=1000", r"tasks: per_step=1000 is more than num_train=512"),
         ("batch.row_tokens=100", r"raise batch\.row_tokens"),
@@ -54,6 +56,11 @@ def test_refusals(minimal: Path, override: str, message: str) -> None:
 def test_accepting_the_bias_lets_truncation_through(minimal: Path) -> None:
     config = load(minimal, ["rollout.top_k=20", "rollout.accept_truncation_bias=true"], Config)
     assert config.rollout.top_k == 20
+
+
+def test_bfloat16_masters_can_be_had_by_name(minimal: Path) -> None:
+    asked = ["model.master_dtype=bfloat16", "model.accept_bfloat16_masters=true"]
+    assert load(minimal, asked, Config).model.master_dtype == "bfloat16"
 
 
 def test_there_are_few_settings() -> None:
