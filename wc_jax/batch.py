@@ -1,43 +1,12 @@
-"""Samples of rollouts -> packed rows of a device batch, in numpy."""
+"""Samples of rollouts -> rows of a device batch, in numpy. `wc_jax.types.Batch` draws such a row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from rollout.types import Sample
+from wc_jax.layout import Layout, lay_out
 from wc_jax.types import Batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """Where a sample lies: `rows[row, start:stop]`, as segment `segment_id`."""
-
-    row: int
-    start: int
-    stop: int
-    segment_id: int
-
-
-def plan_rows(lengths: Sequence[int], row_tokens: int) -> tuple[list[Slot], int]:
-    """First-fit decreasing: `(a slot per sample, number of rows)`. Ties keep their order.
-
-    >>> slots, num_rows = plan_rows([3, 6, 4], 8)
-    >>> num_rows, [(s.row, s.start, s.segment_id) for s in slots]
-    (2, [(1, 4, 2), (0, 0, 1), (1, 0, 1)])
-    """
-    used: list[int] = []
-    num_segments: list[int] = []
-    slots: list[Slot | None] = [None] * len(lengths)
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        row = next((r for r, n in enumerate(used) if n + lengths[i] <= row_tokens), len(used))
-        if row == len(used):
-            used.append(0)
-            num_segments.append(0)
-        num_segments[row] += 1
-        slots[i] = Slot(row=row, start=used[row], stop=used[row] + lengths[i], segment_id=num_segments[row])
-        used[row] += lengths[i]
-    return [slot for slot in slots if slot is not None], len(used)
 
 
 def check_sample(sample: Sample, name: str, row_tokens: int) -> None:
@@ -55,49 +24,128 @@ def check_sample(sample: Sample, name: str, row_tokens: int) -> None:
         )
 
 
+def plan(
+    samples: Sequence[Sample],
+    *,
+    row_tokens: int,
+    share: bool = False,
+    align: int = 1,
+    sample_ids: Sequence[str] | None = None,
+) -> Layout:
+    """Where each token of each sample will lie; tells how many rows that takes before any is made.
+
+    `share`: tokens that samples have in common from the start are computed once (`wc_jax.layout`). `align`: the
+    chunk of the policy's recurrent layers, 1 without such. Raises ValueError, by id, for a sample that does not
+    fit a row or does not fit together.
+    """
+    names = [str(i) for i in range(len(samples))] if sample_ids is None else list(sample_ids)
+    _check_count(samples, names)
+    for sample, name in zip(samples, names, strict=True):
+        check_sample(sample, name, row_tokens)
+    return lay_out(
+        [sample.tokens for sample in samples],
+        [_trained(sample) for sample in samples],
+        row_tokens=row_tokens,
+        share=share,
+        align=align,
+    )
+
+
+def fill(
+    layout: Layout,
+    samples: Sequence[Sample],
+    *,
+    num_rows: int | None = None,
+    advantages: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
+) -> Batch:
+    """The numpy Batch of `[num_rows, layout.row_tokens]` that `plan` laid out for these samples.
+
+    Args:
+        num_rows: fixed height, filled up with padding; None takes what the layout needs.
+        advantages, weights: one number a sample, given to the tokens it trains; weights (of the loss) are 1
+            by default, advantages 0.
+
+    A token that several samples share belongs to the one that trains it. Raises ValueError when the layout needs
+    more than `num_rows`.
+    """
+    _check_count(samples, advantages, weights)
+    height = layout.num_rows if num_rows is None else num_rows
+    if layout.num_rows > height:
+        raise ValueError(
+            f"{len(samples)} samples need {layout.num_rows} rows of {layout.row_tokens} tokens, got num_rows={height}"
+        )
+    batch = _empty(height, layout.row_tokens)
+    for run in layout.runs:
+        here = (run.row, slice(run.column, run.column + run.stop - run.start))
+        batch.tokens[here] = samples[run.source].tokens[run.start : run.stop]
+        batch.positions[here] = np.arange(run.start, run.stop)
+        batch.visible_until[here] = run.visible_until
+        batch.predecessor[here] = np.arange(run.column - 1, run.column + run.stop - run.start - 1)
+        batch.predecessor[run.row, run.column] = layout.predecessor(run)
+    for i, sample in enumerate(samples):
+        weight = 1.0 if weights is None else weights[i]
+        _fill_trained(batch, layout, i, sample, weight, 0.0 if advantages is None else advantages[i])
+    return batch
+
+
 def pack(
     samples: Sequence[Sample],
     *,
     row_tokens: int,
+    share: bool = False,
+    align: int = 1,
     num_rows: int | None = None,
     advantages: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
     sample_ids: Sequence[str] | None = None,
-) -> tuple[Batch, list[Slot]]:
-    """`(a numpy Batch of [num_rows, row_tokens], the slot of each sample)`.
+) -> tuple[Batch, Layout]:
+    """`plan`, then `fill`: `(the batch, where each sample lies in it)`.
 
-    `advantages` and `weights` (of the loss, 1 by default): one number a sample, given to its trained tokens.
-    `num_rows`: fixed height, filled with
-    padding; None takes what is needed. Raises ValueError when a sample is too long for a row (by id) or the
-    samples do not fit into `num_rows`.
+    >>> one = Sample(tokens=np.array([5, 6, 7]), loss_mask=np.array([False, True, True]), segment=0, num_trained=2,
+    ...              sampler_logp=np.zeros(3), node_ids=np.zeros(3))
+    >>> two = Sample(tokens=np.array([5, 6, 8, 9]), loss_mask=np.array([False, False, False, True]), segment=1,
+    ...              sampler_logp=np.zeros(4), node_ids=np.zeros(4), num_trained=1)
+    >>> batch, layout = pack([one, two], row_tokens=6, share=True, advantages=[1.0, -1.0])
+    >>> batch.tokens[0].tolist(), batch.advantage[0].tolist()
+    ([5, 6, 7, 8, 9, 0], [0.0, 1.0, 1.0, 0.0, -1.0, 0.0])
+    >>> place = layout.place(1)
+    >>> batch.tokens[place.row, place.columns].tolist()
+    [5, 6, 8, 9]
     """
-    names = [str(i) for i in range(len(samples))] if sample_ids is None else list(sample_ids)
-    for given in (names, advantages, weights):
-        if given is not None and len(given) != len(samples):
-            raise ValueError(f"{len(samples)} samples need as many ids, advantages and weights, got {len(given)}")
-    for sample, name in zip(samples, names, strict=True):
-        check_sample(sample, name, row_tokens)
-    slots, needed = plan_rows([len(s.tokens) for s in samples], row_tokens)
-    height = needed if num_rows is None else num_rows
-    if needed > height:
-        raise ValueError(f"{len(samples)} samples need {needed} rows of {row_tokens} tokens, got num_rows={height}")
-    batch = _empty(height, row_tokens)
-    for i, (sample, slot) in enumerate(zip(samples, slots, strict=True)):
-        here = (slot.row, slice(slot.start, slot.stop))
-        # A path that was cut inside an answer begins with a generated token; nothing predicts it.
-        mask = np.arange(slot.stop - slot.start) > 0
-        mask &= np.asarray(sample.loss_mask, bool)
-        batch.tokens[here] = sample.tokens
-        batch.positions[here] = np.arange(slot.stop - slot.start)
-        batch.visible_until[here] = slot.stop
-        batch.predecessor[here] = np.arange(slot.start - 1, slot.stop - 1)
-        batch.predecessor[slot.row, slot.start] = -1
-        batch.loss_mask[here] = mask
-        batch.token_weight[here] = np.where(mask, 1.0 if weights is None else weights[i], 0.0)
-        batch.sampler_logp[here] = np.where(mask, sample.sampler_logp, 0.0)
-        if advantages is not None:
-            batch.advantage[here] = np.where(mask, advantages[i], 0.0)
-    return batch, slots
+    layout = plan(samples, row_tokens=row_tokens, share=share, align=align, sample_ids=sample_ids)
+    return fill(layout, samples, num_rows=num_rows, advantages=advantages, weights=weights), layout
+
+
+def _check_count(samples: Sequence[Sample], *given: Sequence[object] | None) -> None:
+    for values in given:
+        if values is not None and len(values) != len(samples):
+            raise ValueError(f"{len(samples)} samples need as many ids, advantages and weights, got {len(values)}")
+
+
+def _trained(sample: Sample) -> np.ndarray:
+    # A path that was cut inside an answer begins with a generated token; nothing predicts it.
+    trained = np.array(sample.loss_mask, bool)
+    trained[0] = False
+    return trained
+
+
+def _fill_trained(batch: Batch, layout: Layout, i: int, sample: Sample, weight: float, advantage: float) -> None:
+    """What sample i says of the tokens that it trains."""
+    trained = _trained(sample)
+    for run in (layout.runs[r] for r in layout.paths[i]):
+        stop = min(run.stop, layout.lengths[i])
+        where = trained[run.start : stop]
+        if not where.any():
+            continue
+        here = (run.row, slice(run.column, run.column + stop - run.start))
+        assert not (batch.loss_mask[here] & where).any(), "a token is trained by two samples"
+        # The step finds the state that predicts a trained token one column before it.
+        assert not where[0] or layout.predecessor(run) == run.column - 1, "a trained token begins a branch"
+        batch.loss_mask[here] |= where
+        np.copyto(batch.token_weight[here], weight, where=where)
+        np.copyto(batch.advantage[here], advantage, where=where)
+        np.copyto(batch.sampler_logp[here], sample.sampler_logp[run.start : stop], where=where, casting="same_kind")
 
 
 def _empty(height: int, width: int) -> Batch:

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wc_jax.batch import pack, plan_rows
+from wc_jax.batch import pack
 from wc_jax.config import Config
 from wc_jax.credit import Credited
 from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig
 from wc_jax.policy.table import Params
+from wc_jax.row_packing import num_rows_needed
 from wc_jax.step import init_state, make_score_fn, make_train_step
 from wc_jax.types import TrainState
 
@@ -70,7 +71,7 @@ class Learner:
     def _height(self, credited: Credited) -> int:
         """Rows of the batch: never fewer than before, so that nothing is compiled again without need."""
         lengths = [len(sample.tokens) for sample in credited.samples]
-        needed = plan_rows(lengths, self._row_tokens)[1]
+        needed = num_rows_needed(lengths, self._row_tokens)
         if needed > self._num_rows:
             self._num_rows = round_up(needed * 1.25, self._micro_rows)
         self._num_rows = max(self._micro_rows, self._num_rows)

@@ -22,13 +22,14 @@ from rollout.pages.demos import DRILLED, demo_samples
 from rollout.pages.vocabulary import save_tokenizer, train_tokenizer
 from rollout.render import ChatFormat
 from rollout.types import Sample
-from wc_jax.batch import pack, plan_rows
+from wc_jax.batch import pack
 from wc_jax.exits import run_command
 from wc_jax.host_memory import keep_large_buffers
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute, PolicyConfig, init_params
 from wc_jax.policy.table import Params
 from wc_jax.progress import Progress
+from wc_jax.row_packing import num_rows_needed
 from wc_jax.step import init_state, make_sft_step
 from wc_jax.types import Batch
 from wc_jax.weights import load_policy, save_policy
@@ -87,7 +88,7 @@ def packed_batches(samples: Iterator[Sample], rows: int, row_tokens: int) -> Ite
     for sample in samples:
         if len(sample.tokens) > row_tokens:
             continue
-        if plan_rows([len(s.tokens) for s in (*waiting, sample)], row_tokens)[1] > rows:
+        if num_rows_needed([len(s.tokens) for s in (*waiting, sample)], row_tokens) > rows:
             yield pack(waiting, row_tokens=row_tokens, num_rows=rows)[0]
             waiting = []
         waiting.append(sample)

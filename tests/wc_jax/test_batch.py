@@ -51,10 +51,11 @@ def test_weights_make_each_rollout_count_the_same():
     samples = [sample(n, 1, seed=n) for n in (5, 7, 4, 9)]
     trained = {0: 4 + 6 + 3, 1: 8}
     of_rollout = [0, 0, 0, 1]
-    batch, slots = pack(samples, row_tokens=16, weights=[1 / trained[r] for r in of_rollout])
+    batch, layout = pack(samples, row_tokens=16, weights=[1 / trained[r] for r in of_rollout])
     totals = [0.0, 0.0]
-    for rollout, slot in zip(of_rollout, slots, strict=True):
-        totals[rollout] += batch.token_weight[slot.row, slot.start : slot.stop].sum()
+    for i, rollout in enumerate(of_rollout):
+        place = layout.place(i)
+        totals[rollout] += batch.token_weight[place.row, place.columns].sum()
     np.testing.assert_allclose(totals, [1.0, 1.0], rtol=1e-6)
 
 

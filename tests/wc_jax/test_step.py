@@ -34,13 +34,13 @@ def fresh(optim=OPTIM):
 
 
 def make_batch(order=range(5), row_tokens=16, num_rows=4):
-    batch, slots = pack(
+    batch, layout = pack(
         [SAMPLES[i] for i in order],
         row_tokens=row_tokens,
         num_rows=num_rows,
         advantages=[ADVANTAGES[i] for i in order],
     )
-    return batch, slots
+    return batch, [layout.place(i) for i in range(len(order))]
 
 
 def scored(batch):
@@ -48,20 +48,20 @@ def scored(batch):
 
 
 def test_each_generated_token_gets_its_own_logprob_and_nothing_else_does():
-    batch, slots = make_batch()
+    batch, places = make_batch()
     logp, entropy = score(loud_params(CONFIG), batch)
     params = loud_params(CONFIG)
-    for one, slot in zip(SAMPLES, slots, strict=True):
+    for one, place in zip(SAMPLES, places, strict=True):
         hidden = oracles.llama_hidden(params, CONFIG, one.tokens)
         expected = oracles.token_logprobs(hidden[:-1], np.asarray(params["embed"]).T, one.tokens[1:], 0.8)
         for found, full in zip((logp, entropy), expected, strict=True):
-            here = np.asarray(found)[slot.row, slot.start : slot.stop]
+            here = np.asarray(found)[place.row, place.columns]
             np.testing.assert_allclose(here[one.loss_mask], full[one.loss_mask[1:]], atol=1e-4)
             assert (here[~one.loss_mask] == 0).all()
 
 
 def test_padding_content_and_row_order_change_nothing():
-    batch, slots = make_batch()
+    batch, places = make_batch()
     padding = (batch.predecessor < 0) & (batch.visible_until == np.arange(1, 17)[None])
     assert padding.sum() == batch.tokens.size - sum(len(one.tokens) for one in SAMPLES)
     dirty = batch._replace(tokens=np.where(padding, 11, batch.tokens))
@@ -70,8 +70,8 @@ def test_padding_content_and_row_order_change_nothing():
     other, others = make_batch(order=[4, 2, 0, 1, 3], row_tokens=24, num_rows=3)
     c = np.asarray(score(loud_params(CONFIG), other)[0])
     for i, j in enumerate([4, 2, 0, 1, 3]):
-        x, y = others[i], slots[j]
-        np.testing.assert_allclose(c[x.row, x.start : x.stop], a[y.row, y.start : y.stop], atol=1e-5)
+        x, y = others[i], places[j]
+        np.testing.assert_allclose(c[x.row, x.columns], a[y.row, y.columns], atol=1e-5)
 
 
 def test_on_policy_ratio_is_one():
@@ -138,9 +138,7 @@ def test_zero_advantages_with_a_reference_penalty_do_train():
     batch = scored(make_batch()[0])
     batch = batch._replace(advantage=np.zeros_like(batch.advantage), ref_logp=batch.old_logp - 0.5)
     penalized = partial(policy_objective, kl_coef=0.1)
-    _, metrics = step_of(objective=penalized, trains_without_advantage=True)(
-        fresh(), batch
-    )
+    _, metrics = step_of(objective=penalized, trains_without_advantage=True)(fresh(), batch)
     assert float(metrics["skipped"]) == 0.0 and float(metrics["grad_norm"]) > 0
 
 
@@ -191,10 +189,10 @@ def test_sft_overfits_its_rows_and_counts_tokens():
 
 def test_the_last_token_of_a_segment_predicts_nothing():
     # A mask that (wrongly) claims a segment's first token must find no predecessor in the neighbor.
-    batch, slots = make_batch()
-    second = next(s for s in slots if s.start > 0)
+    batch, places = make_batch()
+    second = next(p for p in places if p.columns[0] > 0)
     mask = np.zeros_like(batch.loss_mask)
-    mask[second.row, second.start] = True
+    mask[second.row, second.columns[0]] = True
     logp, _ = batch_logprobs(
         loud_params(CONFIG),
         CONFIG,
