@@ -143,9 +143,9 @@ def _fill_trained(batch: Batch, layout: Layout, i: int, sample: Sample, weight: 
         # The step finds the state that predicts a trained token one column before it.
         assert not where[0] or layout.predecessor(run) == run.column - 1, "a trained token begins a branch"
         batch.loss_mask[here] |= where
-        np.copyto(batch.token_weight[here], weight, where=where)
-        np.copyto(batch.advantage[here], advantage, where=where)
-        np.copyto(batch.sampler_logp[here], sample.sampler_logp[run.start : stop], where=where, casting="same_kind")
+        batch.token_weight[here][where] = weight
+        batch.advantage[here][where] = advantage
+        batch.sampler_logp[here][where] = sample.sampler_logp[run.start : stop][where]
 
 
 def _empty(height: int, width: int) -> Batch:
