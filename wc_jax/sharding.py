@@ -1,18 +1,15 @@
-"""A mesh with named axes, and rules as data: which logical axis of a weight lies along which mesh axis."""
+"""Rules as data: which logical axis of a weight lies along which mesh axis, and the placements that follow."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from wc_jax.mesh import ROWS
 from wc_jax.policy.config import PolicyConfig
 from wc_jax.policy.table import weight_table
 from wc_jax.types import Batch, TrainState
-
-MESH_AXES = ("data", "fsdp", "tensor")
-"""data: whole copies, other rows. fsdp: other rows, and each weight is cut. tensor: each product is cut."""
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 """Logical axis -> mesh axes, None = not cut."""
@@ -24,34 +21,9 @@ DEFAULT_RULES: Rules = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "ff": "tensor",
-    "batch": ("data", "fsdp"),
-    "token": None,
+    "batch": ROWS,
+    "token": "sequence",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshShape:
-    """How many devices along each mesh axis."""
-
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
-
-    def __post_init__(self) -> None:
-        for name in MESH_AXES:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-def make_mesh(shape: MeshShape, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over exactly the devices it needs. Raises ValueError when there are too few."""
-    devices = jax.devices() if devices is None else list(devices)
-    sizes = tuple(getattr(shape, name) for name in MESH_AXES)
-    needed = math.prod(sizes)
-    if needed > len(devices):
-        raise ValueError(f"mesh {dict(zip(MESH_AXES, sizes, strict=True))} needs {needed} devices, have {len(devices)}")
-    # JAX's default is explicit sharding in types; ours is left to the compiler.
-    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices[:needed])
 
 
 def spec_for(
@@ -60,8 +32,8 @@ def spec_for(
     """Where the array `name` is cut. Raises ValueError, naming it, on an unknown logical axis, on a mesh axis
     used for two dimensions, and on a dimension that its mesh axes do not divide.
 
-    >>> mesh = make_mesh(MeshShape())
-    >>> tuple(spec_for("w", (4, 6), ("embed", "ff"), mesh))
+    >>> from wc_jax.mesh import MeshShape, make_mesh
+    >>> tuple(spec_for("w", (4, 6), ("embed", "ff"), make_mesh(MeshShape())))
     ('fsdp', 'tensor')
     """
     parts: list[str | tuple[str, ...] | None] = []
@@ -94,19 +66,31 @@ def param_shardings(config: PolicyConfig, mesh: Mesh, rules: Rules = DEFAULT_RUL
     }
 
 
-def place_state(state: TrainState, config: PolicyConfig, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> TrainState:
-    """The state on the mesh: optimizer moments lie where their weights lie, scalars everywhere."""
+def state_shardings(state: TrainState, config: PolicyConfig, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> TrainState:
+    """A tree of shardings like `state` (arrays or their shapes): optimizer moments lie where their weights lie,
+    scalars everywhere.
+    """
     shardings = param_shardings(config, mesh, rules)
     everywhere = NamedSharding(mesh, PartitionSpec())
 
-    def place(path: tuple[object, ...], leaf: jax.Array) -> jax.Array:
+    def of(path: tuple[object, ...], leaf: object) -> NamedSharding:
         names = [getattr(key, "key", None) for key in path]
-        return jax.device_put(leaf, next((shardings[n] for n in names if n in shardings), everywhere))
+        return next((shardings[name] for name in names if name in shardings), everywhere)
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return jax.tree_util.tree_map_with_path(of, state)
+
+
+def place_state(state: TrainState, config: PolicyConfig, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> TrainState:
+    """The state on the mesh."""
+    return jax.tree.map(jax.device_put, state, state_shardings(state, config, mesh, rules))
+
+
+def batch_sharding(shape: Sequence[int], mesh: Mesh, rules: Rules = DEFAULT_RULES) -> NamedSharding:
+    """Of each `[B, T]` array of a batch: rows over the devices that hold different rows, tokens over `sequence`."""
+    return NamedSharding(mesh, spec_for("batch", shape, ("batch", "token"), mesh, rules))
 
 
 def place_batch(batch: Batch, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Batch:
-    """Rows are spread over the devices that hold different rows."""
-    spec = spec_for("batch", batch.tokens.shape, ("batch", "token"), mesh, rules)
-    return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, spec)), batch)
+    """A batch that this process holds whole, on the mesh."""
+    sharding = batch_sharding(batch.tokens.shape, mesh, rules)
+    return jax.tree.map(lambda x: jax.device_put(x, sharding), batch)

@@ -5,17 +5,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
 
-from wc_jax.logprobs import token_logprobs
+from wc_jax.logprobs import row_logprobs
 from wc_jax.masked import all_finite, masked_count, quotient
+from wc_jax.mesh import TOKENS, constrain, spec
 from wc_jax.objective import empty_stats, merge, policy_objective, summarize
 from wc_jax.optim import OptimConfig, apply_gradients, global_norm, learning_rate, make_optimizer
 from wc_jax.policy import IN_FLOAT32, Compute, PolicyConfig, hidden_states, unembed
-from wc_jax.policy.table import Params
+from wc_jax.policy.table import Params, weight_table
+from wc_jax.sharding import param_shardings, state_shardings
 from wc_jax.types import Batch, Stats, TrainState
 
 Objective = Callable[..., tuple[jax.Array, jax.Array, Stats]]
 """`policy_objective` with its options filled in."""
+
+
+Places = dict[str, NamedSharding] | None
 
 
 class SftStats(NamedTuple):
@@ -36,17 +42,18 @@ def batch_logprobs(
     follows = batch.predecessor == columns - 1
     predicts = jnp.pad((batch.loss_mask & follows)[:, 1:], ((0, 0), (0, 1)))
     targets = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
-    logp, entropy = token_logprobs(
-        hidden.reshape(-1, hidden.shape[-1]),
+    logp, entropy = row_logprobs(
+        hidden,
         unembed(params, config),
-        targets.reshape(-1),
+        targets,
+        predicts,
         temperature=temperature,
         chunk=chunk,
-        loss_mask=predicts.reshape(-1),
+        mesh=compute.mesh,
     )
 
     def align(x: jax.Array) -> jax.Array:
-        return jnp.pad(x.reshape(batch.tokens.shape)[:, :-1], ((0, 0), (1, 0)))
+        return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
 
     return align(logp), align(entropy)
 
@@ -61,7 +68,7 @@ def init_state(params: Params, optim: OptimConfig) -> TrainState:
     )
 
 
-def _micro_batches(batch: Batch, micro_rows: int | None) -> Batch:
+def _micro_batches(batch: Batch, micro_rows: int | None, mesh: Mesh | None) -> Batch:
     """[B, T] -> [B / micro_rows, micro_rows, T] in every array. Row r goes to micro-batch r modulo their number: so a
     batch whose rows lie on several devices is cut without moving any.
     """
@@ -69,11 +76,15 @@ def _micro_batches(batch: Batch, micro_rows: int | None) -> Batch:
     rows = num_rows if micro_rows is None else micro_rows
     if rows < 1 or num_rows % rows:
         raise ValueError(f"micro_rows must divide the batch's {num_rows} rows, got {rows}")
-    return jax.tree.map(lambda x: x.reshape(rows, num_rows // rows, *x.shape[1:]).swapaxes(0, 1), batch)
+
+    def cut(x: jax.Array) -> jax.Array:
+        return constrain(x.reshape(rows, num_rows // rows, *x.shape[1:]).swapaxes(0, 1), mesh, None, *TOKENS)
+
+    return jax.tree.map(cut, batch)
 
 
 def _summed_gradients(
-    loss: Callable[[Params, Batch], tuple[jax.Array, Stats]], params: Params, micros: Batch
+    loss: Callable[[Params, Batch], tuple[jax.Array, Stats]], params: Params, micros: Batch, places: Places
 ) -> tuple[Params, Stats]:
     """Gradients of the loss sums and the stats of all micro-batches together, one of them in memory at a time."""
 
@@ -81,7 +92,9 @@ def _summed_gradients(
         def add(carry: tuple[Params, Stats]) -> tuple[Params, Stats]:
             grads, stats = carry
             more, found = jax.grad(loss, has_aux=True)(params, micro)
-            return jax.tree.map(jnp.add, grads, more), merge(stats, found)
+            grads = jax.tree.map(jnp.add, grads, more)
+            # Told where they lie, gradients are summed into parts instead of whole copies.
+            return grads if places is None else jax.lax.with_sharding_constraint(grads, places), merge(stats, found)
 
         # The batch's height is fixed, so that it compiles once: rows of padding must cost nothing.
         return jax.lax.cond(jnp.any(micro.loss_mask), add, lambda carry: carry, carry), None
@@ -111,6 +124,21 @@ def _update(
     return TrainState(params, opt_state, state.step + moved, state.num_skipped + 1 - moved), ~ok
 
 
+def _compiled_update(update: Callable, config: PolicyConfig, optim: OptimConfig, mesh: Mesh | None) -> Callable:
+    """`update` jitted; the state is donated, and lies after it where it lay before."""
+    if mesh is None:
+        return jax.jit(update, donate_argnums=0)
+    shapes = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in weight_table(config).items()}
+    state = jax.eval_shape(lambda params: init_state(params, optim), shapes)
+    places = state_shardings(state, config, mesh)
+    return jax.jit(
+        update,
+        donate_argnums=0,
+        in_shardings=(places, NamedSharding(mesh, spec(*TOKENS))),
+        out_shardings=(places, NamedSharding(mesh, spec())),
+    )
+
+
 def make_score_fn(
     config: PolicyConfig,
     *,
@@ -135,11 +163,14 @@ def make_score_fn(
 
             return jax.lax.cond(jnp.any(micro.loss_mask), work, skip)
 
-        found = jax.lax.map(one, _micro_batches(batch, micro_rows))
+        found = jax.lax.map(one, _micro_batches(batch, micro_rows, compute.mesh))
         logp, entropy = (x.swapaxes(0, 1).reshape(batch.tokens.shape) for x in found)
         return logp, entropy
 
-    return jax.jit(score)
+    if compute.mesh is None:
+        return jax.jit(score)
+    places = NamedSharding(compute.mesh, spec(*TOKENS))
+    return jax.jit(score, in_shardings=(param_shardings(config, compute.mesh), places), out_shardings=places)
 
 
 def make_train_step(
@@ -177,8 +208,10 @@ def make_train_step(
         )
         return loss_sum, stats
 
+    places = None if compute.mesh is None else param_shardings(config, compute.mesh)
+
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        grads, stats = _summed_gradients(loss, state.params, _micro_batches(batch, micro_rows))
+        grads, stats = _summed_gradients(loss, state.params, _micro_batches(batch, micro_rows, compute.mesh), places)
         grads = jax.tree.map(lambda g: quotient(g, jnp.broadcast_to(stats.weight_sum, g.shape)), grads)
         has_signal = stats.weight_sum > 0
         if not trains_without_advantage:
@@ -191,7 +224,7 @@ def make_train_step(
         metrics["skipped"] = skipped.astype(jnp.float32)
         return state, metrics
 
-    return jax.jit(train_step, donate_argnums=0)
+    return _compiled_update(train_step, config, optim, compute.mesh)
 
 
 def make_sft_step(
@@ -209,4 +242,4 @@ def make_sft_step(
         state, _ = _update(state, grads, optim, count > 0)
         return state, SftStats(nll_sum, count, global_norm(grads))
 
-    return jax.jit(sft_step, donate_argnums=0)
+    return _compiled_update(sft_step, config, optim, compute.mesh)

@@ -81,7 +81,7 @@ def test_extreme_logits_stay_finite():
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="temperature must be above 0"):
         token_logprobs(HIDDEN, UNEMBED, TARGETS, temperature=0.0)
-    with pytest.raises(ValueError, match="chunk must be at least 1"):
+    with pytest.raises(ValueError, match="chunk must be above 0"):
         token_logprobs(HIDDEN, UNEMBED, TARGETS, chunk=0)
 
 

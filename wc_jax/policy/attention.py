@@ -1,165 +1,101 @@
-"""Attention of each token over its own path, in blocks, with its own backward pass.
+"""Attention of each token over its own path: exact, and without a `T x T` array (see `attention_loops`).
 
-Rows are laid out depth first, so that one number a token tells who may see it: key j is visible to the
-queries j..visible_until[j]-1. That covers packed samples, padding and trees of samples that share prefixes.
-No `T x T` array exists: a block of queries meets one block of keys at a time, blocks that nothing sees are
-never touched, and the backward pass recomputes the weights from the saved log-sum-exp. All matrix products
-are batched over `B*K` with the contraction innermost: the form that XLA's CPU backend runs at full speed
-(grouped query heads are folded into the query axis, so keys are never repeated).
+With a mesh, each device holds whole heads, its own rows and its own part of each row's queries; it fetches
+the keys and values of the whole row, which grouped heads keep small, and hands their gradients back summed.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from wc_jax.mesh import TOKENS, on_each_device, spec
+from wc_jax.policy.attention_loops import backward, forward
 from wc_jax.shapes import Array, Float, Int
 
-_MASKED = -1e30  # finite, so that a fully masked score never makes inf - inf
+_HEADS, _COLUMNS = spec(*TOKENS, "tensor", None), spec(*TOKENS)
 
 
-class _Plan(NamedTuple):
-    """Which blocks of keys each block of queries must meet."""
-
-    order: jax.Array
-    """int32 [Q, C]: key blocks, those needed first, the nearest of them first (its diagonal sets the maximum)."""
-    num_needed: jax.Array
-    """int32 [Q]: how many of them are needed."""
+def _fill(x: jax.Array, block: int) -> jax.Array:
+    """Up to whole blocks of tokens; axis 1 is the tokens'."""
+    padding = -x.shape[1] % block
+    return x if padding == 0 else jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
 
 
-def _plan(visible_until: jax.Array, num_queries: int, start: Any, block: int) -> _Plan:
-    # `start` is a scalar array; a literal one comes back from saved values as a type of jax's own.
-    num_keys = visible_until.shape[1]
-    reach = jnp.max(visible_until.reshape(visible_until.shape[0], num_keys // block, block), axis=(0, 2))
-    first = start + jnp.arange(num_queries // block, dtype=jnp.int32)[:, None] * block
-    key_block = jnp.arange(num_keys // block, dtype=jnp.int32)[None, :]
-    needed = (reach[None, :] > first) & (key_block * block < first + block)
-    order = jnp.argsort(jnp.where(needed, -key_block, num_keys), axis=1).astype(jnp.int32)
-    return _Plan(order, jnp.sum(needed, axis=1, dtype=jnp.int32))
+def _group(x: jax.Array, kv_heads: int, block: int) -> jax.Array:
+    """[B, T, N, H] -> [B*K, N/K, T', H]."""
+    x = _fill(x, block)
+    batch, length, heads, dim = x.shape
+    x = x.reshape(batch, length, kv_heads, heads // kv_heads, dim).transpose(0, 2, 3, 1, 4)
+    return x.reshape(batch * kv_heads, heads // kv_heads, length, dim)
 
 
-def _product(a: jax.Array, b: jax.Array, contract: int) -> jax.Array:
-    """Batched over axis 0, contracting the last axis of `a` with axis `contract` of `b`; float32 sums."""
-
-    def plain(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(a, b, (((2,), (contract,)), ((0,), (0,))), preferred_element_type=jnp.float32)
-
-    if a.dtype == jnp.float32:
-        return plain(a, b)
-    # XLA's CPU backend has no batched product of bfloat16 with float32 sums.
-    return jax.lax.platform_dependent(
-        a, b, cpu=lambda a, b: plain(a.astype(jnp.float32), b.astype(jnp.float32)), default=plain
-    )
+def _ungroup(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The way back, to [B, T, N, H]."""
+    batch, length, heads, dim = shape
+    x = x.reshape(batch, -1, x.shape[1], x.shape[2], dim).transpose(0, 3, 1, 2, 4)
+    return x.reshape(batch, -1, heads, dim)[:, :length]
 
 
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    return _product(a, b, 1)
+def _keys(x: jax.Array, block: int) -> jax.Array:
+    """[B, S, K, H] -> [B*K, S', H]."""
+    return _group(x, x.shape[2], block)[:, 0]
 
 
-def _matmul_t(a: jax.Array, b: jax.Array) -> jax.Array:
-    return _product(a, b, 2)
+def _whole_row(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    return x if mesh is None else jax.lax.all_gather(x, "sequence", axis=1, tiled=True)
 
 
-def _cut(x: jax.Array, index: jax.Array, size: int, axis: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
+def _start(q: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """The row's column of this device's first query."""
+    start = jnp.zeros((), jnp.int32)
+    return start if mesh is None else jax.lax.axis_index("sequence").astype(jnp.int32) * q.shape[1]
 
 
-def _scores(
-    rows: jax.Array, keys: jax.Array, until: jax.Array, first: Any, key_start: jax.Array, scale: float
-) -> jax.Array:
-    """[B*K, G*q, c]: masked scores of one block of queries against one block of keys; until: [B, c]."""
-    batch, size = until.shape
-    block = keys.shape[1]
-    groups = rows.shape[1] // block
-    query = first + jnp.arange(block, dtype=jnp.int32)
-    key = key_start + jnp.arange(size, dtype=jnp.int32)
-    seen = (key[None, :] <= query[:, None])[None] & (query[None, :, None] < until[:, None, :])
-    scores = (_matmul_t(rows, keys) * scale).reshape(batch, -1, groups, block, size)
-    return jnp.where(seen[:, None, None], scores, _MASKED).reshape(rows.shape[0], groups * block, size)
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, until: jax.Array, block: int, mesh: Mesh | None) -> jax.Array:
+    return _attend_fwd(q, k, v, until, block, mesh)[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, until: jax.Array, start: jax.Array, scale: float, block: int
-) -> jax.Array:
-    return _attend_fwd(q, k, v, until, start, scale, block)[0]
+def _attend_fwd(q: Any, k: Any, v: Any, until: Any, block: int, mesh: Mesh | None) -> Any:
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, until: jax.Array) -> tuple[jax.Array, jax.Array]:
+        k, v, until = (_whole_row(x, mesh) for x in (k, v, until))
+        rows = _group(q, k.shape[2], block)
+        scale = q.shape[3] ** -0.5
+        out, lse = forward(rows, _keys(k, block), _keys(v, block), _fill(until, block), _start(q, mesh), scale, block)
+        return _ungroup(out, q.shape), _ungroup(lse, (*q.shape[:3], 1))
+
+    out, lse = on_each_device(local, mesh, (_HEADS, _HEADS, _HEADS, _COLUMNS), (_HEADS, _HEADS))(q, k, v, until)
+    return out, (q, k, v, until, out, lse)
 
 
-def _attend_fwd(q, k, v, until, start, scale, block):  # type: ignore[no-untyped-def]
-    merged, groups, length, dim = q.shape
-    plan = _plan(until, length, start, block)
-    flat = (merged, groups * block)
-
-    def queries(i: jax.Array, out: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        rows = _cut(q, i, block, 2).reshape(*flat, dim)
-
-        def keys(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            acc, top, total = carry
-            c = plan.order[i, j]
-            scores = _scores(rows, _cut(k, c, block, 1), _cut(until, c, block, 1), start + i * block, c * block, scale)
-            higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
-            weights = jnp.exp(scores - higher)
-            shrink = jnp.exp(top - higher)
-            total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
-            acc = acc * shrink + _matmul(weights.astype(v.dtype), _cut(v, c, block, 1))
-            return acc, higher, total
-
-        empty = (
-            jnp.zeros((*flat, dim), jnp.float32),
-            jnp.full((*flat, 1), _MASKED, jnp.float32),
-            jnp.zeros((*flat, 1), jnp.float32),
+def _attend_bwd(block: int, mesh: Mesh | None, saved: Any, d_out: Any) -> Any:
+    def local(q, k, v, until, out, lse, d_out):  # type: ignore[no-untyped-def]
+        num_keys, kv_heads = k.shape[1], k.shape[2]
+        k, v, until = (_whole_row(x, mesh) for x in (k, v, until))
+        rows, outs, lses, d_outs = (_group(x, kv_heads, block) for x in (q, out, lse, d_out))
+        scale = q.shape[3] ** -0.5
+        d_q, d_k, d_v = backward(
+            rows,
+            _keys(k, block),
+            _keys(v, block),
+            _fill(until, block),
+            _start(q, mesh),
+            outs,
+            lses,
+            d_outs,
+            scale,
+            block,
         )
-        acc, top, total = jax.lax.fori_loop(0, plan.num_needed[i], keys, empty)
-        outs, lses = out
-        found = (acc / total).astype(q.dtype).reshape(merged, groups, block, dim)
-        lse = (top + jnp.log(total)).reshape(merged, groups, block, 1)
-        return (
-            jax.lax.dynamic_update_slice_in_dim(outs, found, i * block, 2),
-            jax.lax.dynamic_update_slice_in_dim(lses, lse, i * block, 2),
-        )
+        d_k, d_v = (_ungroup(x[:, None], k.shape) for x in (d_k, d_v))
+        if mesh is not None and k.shape[1] != num_keys:
+            d_k, d_v = (jax.lax.psum_scatter(x, "sequence", scatter_dimension=1, tiled=True) for x in (d_k, d_v))
+        return tuple(d.astype(x.dtype) for d, x in ((_ungroup(d_q, q.shape), q), (d_k, k), (d_v, v)))
 
-    start_out = (jnp.zeros(q.shape, q.dtype), jnp.zeros((merged, groups, length, 1), jnp.float32))
-    out, lse = jax.lax.fori_loop(0, length // block, queries, start_out)
-    return out, (q, k, v, until, start, out, lse)
-
-
-def _attend_bwd(scale, block, saved, d_out):  # type: ignore[no-untyped-def]
-    q, k, v, until, start, out, lse = saved
-    merged, groups, length, dim = q.shape
-    plan = _plan(until, length, start, block)
-    flat = (merged, groups * block)
-    inner = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
-
-    def queries(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        d_q, d_k, d_v = carry
-        rows, d_rows = (_cut(x, i, block, 2).reshape(*flat, dim) for x in (q, d_out))
-        lse_rows, inner_rows = (_cut(x, i, block, 2).reshape(*flat, 1) for x in (lse, inner))
-        rows_t, d_rows_t = jnp.swapaxes(rows, 1, 2), jnp.swapaxes(d_rows, 1, 2)
-
-        def keys(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            d_rows_q, d_k, d_v = carry
-            c = plan.order[i, j]
-            some_k, some_v = _cut(k, c, block, 1), _cut(v, c, block, 1)
-            scores = _scores(rows, some_k, _cut(until, c, block, 1), start + i * block, c * block, scale)
-            weights = jnp.exp(scores - lse_rows)
-            d_scores = (weights * (_matmul_t(d_rows, some_v) - inner_rows) * scale).astype(q.dtype)
-            d_rows_q = d_rows_q + _matmul(d_scores, some_k)
-            # Transposed results: the small factor is turned around, the big one stays as it lies.
-            more_k = _cut(d_k, c, block, 2) + _matmul(rows_t, d_scores)
-            more_v = _cut(d_v, c, block, 2) + _matmul(d_rows_t, weights.astype(v.dtype))
-            d_k = jax.lax.dynamic_update_slice_in_dim(d_k, more_k, c * block, 2)
-            d_v = jax.lax.dynamic_update_slice_in_dim(d_v, more_v, c * block, 2)
-            return d_rows_q, d_k, d_v
-
-        nothing = jnp.zeros((*flat, dim), jnp.float32)
-        d_rows_q, d_k, d_v = jax.lax.fori_loop(0, plan.num_needed[i], keys, (nothing, d_k, d_v))
-        d_rows_q = d_rows_q.astype(q.dtype).reshape(merged, groups, block, dim)
-        return jax.lax.dynamic_update_slice_in_dim(d_q, d_rows_q, i * block, 2), d_k, d_v
-
-    zeros = jnp.zeros((merged, dim, k.shape[1]), jnp.float32)
-    d_q, d_k, d_v = jax.lax.fori_loop(0, length // block, queries, (jnp.zeros(q.shape, q.dtype), zeros, zeros))
-    return d_q, jnp.swapaxes(d_k, 1, 2).astype(k.dtype), jnp.swapaxes(d_v, 1, 2).astype(v.dtype), None, None
+    specs = (_HEADS, _HEADS, _HEADS, _COLUMNS, _HEADS, _HEADS, _HEADS)
+    return (*on_each_device(local, mesh, specs, (_HEADS,) * 3)(*saved, d_out), None)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -167,37 +103,16 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 def path_attention(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
-    visible_until: Int[Array, "B S"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    visible_until: Int[Array, "B T"],
     *,
-    start: int | Int[Array, ""] = 0,
     block: int = 256,
+    mesh: Mesh | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Softmax attention of query t, which stands at column start + t, over the keys j <= start + t < visible_until[j].
+    """Softmax attention of query i over the keys j with j <= i < visible_until[j]; float32 softmax.
 
-    Float32 softmax. `start` is not 0 where a device holds only some of a row's queries. `T` and `S` are filled
-    up to whole blocks inside.
+    Query head n reads key head n // (N / K). `block`: queries and keys at a time.
     """
-    batch, length, heads, dim = q.shape
-    kv_heads = k.shape[2]
-    groups, merged = heads // kv_heads, batch * kv_heads
-    block = min(block, -(-max(length, k.shape[1]) // 16) * 16)
-
-    def fill(x: jax.Array) -> jax.Array:
-        padding = -x.shape[1] % block
-        return x if padding == 0 else jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
-
-    num_filled = length + -length % block
-    grouped = fill(q).reshape(batch, num_filled, kv_heads, groups, dim)
-    out = _attend(
-        grouped.transpose(0, 2, 3, 1, 4).reshape(merged, groups, -1, dim),
-        fill(k).transpose(0, 2, 1, 3).reshape(merged, -1, dim),
-        fill(v).transpose(0, 2, 1, 3).reshape(merged, -1, dim),
-        fill(visible_until),
-        jnp.asarray(start, jnp.int32),
-        dim**-0.5,
-        block,
-    )
-    out = out.reshape(batch, kv_heads, groups, num_filled, dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, num_filled, heads, dim)[:, :length]
+    longest = q.shape[1] if mesh is None else q.shape[1] // mesh.shape["sequence"]
+    return _attend(q, k, v, visible_until, min(block, -(-longest // 16) * 16), mesh)

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from wc_jax.shapes import Array, Float
 
 
-def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
-    dims = (((contract[0],), (contract[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+def _dot(a: jax.Array, b: jax.Array, of_a: tuple[int, ...], of_b: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dot_general(a, b, ((of_a, of_b), ((), ())), preferred_element_type=jnp.float32)
 
 
 @jax.custom_vjp
@@ -26,17 +25,14 @@ def linear(x: Float[Array, "B T D"], w: Float[Array, "D F"]) -> Float[Array, "B 
 
 
 def _linear_fwd(x, w):  # type: ignore[no-untyped-def]
-    rows = x.reshape(-1, x.shape[-1])
-    out = _dot(rows, w.astype(x.dtype), (1, 0)).astype(x.dtype)
-    return out.reshape(*x.shape[:-1], w.shape[1]), (x, w)
+    # No reshape to [B*T, D]: where rows and tokens lie on different devices it would move them.
+    return _dot(x, w.astype(x.dtype), (2,), (0,)).astype(x.dtype), (x, w)
 
 
 def _linear_bwd(saved, g):  # type: ignore[no-untyped-def]
     x, w = saved
-    rows, g_rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
-    d_x = _dot(g_rows, w.astype(x.dtype), (1, 1)).astype(x.dtype)
-    d_w = _dot(rows, g_rows, (0, 0)).astype(w.dtype)
-    return d_x.reshape(x.shape), d_w
+    d_x = _dot(g, w.astype(x.dtype), (2,), (1,)).astype(x.dtype)
+    return d_x, _dot(x, g, (0, 1), (0, 1)).astype(w.dtype)
 
 
 linear.defvjp(_linear_fwd, _linear_bwd)

@@ -6,7 +6,9 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from wc_jax.mesh import STATES, constrain
 from wc_jax.policy.attention import path_attention
 from wc_jax.policy.blocks import gated, linear, rms_norm
 from wc_jax.policy.config import PolicyConfig
@@ -27,7 +29,9 @@ class Compute:
     remat: Remat = "none"
     """What the backward pass recomputes: nothing; all but matrix products; whole layers."""
     unroll: bool = False
-    """Write the layers out instead of looping: faster on CPU, compiles slower."""
+    """Write the layers out instead of looping: compiles slower, and lets XLA work across layers."""
+    mesh: Mesh | None = None
+    """The devices that share the work; None is one device."""
 
     @property
     def jnp_dtype(self) -> jnp.dtype:
@@ -38,7 +42,9 @@ IN_FLOAT32 = Compute()
 """The default: plain float32, looped layers, nothing recomputed."""
 
 
-def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, visible_until: jax.Array) -> Callable:
+def _layer(
+    config: PolicyConfig, cos: jax.Array, sin: jax.Array, visible_until: jax.Array, mesh: Mesh | None
+) -> Callable:
     def apply(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         batch, length, _ = x.shape
         with jax.named_scope("attention"):
@@ -46,12 +52,12 @@ def _layer(config: PolicyConfig, cos: jax.Array, sin: jax.Array, visible_until: 
             q = linear(h, w["q"]).reshape(batch, length, config.num_heads, config.head_dim)
             k = linear(h, w["k"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
             v = linear(h, w["v"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
-            out = path_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, visible_until)
+            out = path_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, visible_until, mesh=mesh)
             x = x + linear(out.reshape(batch, length, -1), w["o"])
         with jax.named_scope("mlp"):
             h = rms_norm(x, w["mlp_norm"], config.norm_eps)
             x = x + linear(gated(linear(h, w["gate"]), linear(h, w["up"])), w["down"])
-        return x, None
+        return constrain(x, mesh, *STATES), None
 
     return apply
 
@@ -85,9 +91,9 @@ def hidden_states(
     if visible_until is None:
         visible_until = jnp.full(tokens.shape, tokens.shape[1], jnp.int32)
     positions, visible_until = jnp.asarray(positions), jnp.asarray(visible_until)
-    x = params["embed"].astype(compute.jnp_dtype)[tokens]
+    x = constrain(params["embed"].astype(compute.jnp_dtype)[tokens], compute.mesh, *STATES)
     cos, sin = rope_table(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    layer = _with_remat(_layer(config, cos, sin, visible_until), compute.remat)
+    layer = _with_remat(_layer(config, cos, sin, visible_until, compute.mesh), compute.remat)
     stacked = {name.removeprefix("layers."): w for name, w in params.items() if name.startswith("layers.")}
     if compute.unroll:
         for i in range(config.num_layers):

@@ -1,0 +1,78 @@
+"""The mesh: four named axes, how many devices along each, and what of a batch lies where."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("data", "fsdp", "tensor", "sequence")
+"""data: whole copies, other rows. fsdp: other rows, and each weight is cut. tensor: each product is cut.
+sequence: each row is cut."""
+
+ROWS = ("data", "fsdp")
+"""The axes whose devices hold different rows."""
+
+TOKENS = (ROWS, "sequence")
+"""Where an array `[B, T]` lies."""
+
+STATES = (ROWS, "sequence", None)
+"""Where an array `[B, T, D]` lies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """How many devices along each mesh axis."""
+
+    data: int = 1
+    """Copies of the weights; each works on other rows."""
+    fsdp: int = 1
+    """Parts that each weight is cut into; each holder works on other rows."""
+    tensor: int = 1
+    """Parts that heads, hidden units and the vocabulary are cut into."""
+    sequence: int = 1
+    """Parts that each row of tokens is cut into."""
+
+    def __post_init__(self) -> None:
+        for name in MESH_AXES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the mesh needs.
+
+        >>> MeshShape(fsdp=4, tensor=2).num_devices
+        8
+        """
+        return math.prod(getattr(self, name) for name in MESH_AXES)
+
+
+def make_mesh(shape: MeshShape, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh over exactly the devices it needs. Raises ValueError when there are too few."""
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = tuple(getattr(shape, name) for name in MESH_AXES)
+    needed = shape.num_devices
+    if needed > len(devices):
+        raise ValueError(f"mesh {dict(zip(MESH_AXES, sizes, strict=True))} needs {needed} devices, have {len(devices)}")
+    # JAX's default is explicit sharding in types; ours is left to the compiler.
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices[:needed])
+
+
+def spec(*axes: str | tuple[str, ...] | None) -> PartitionSpec:
+    """`PartitionSpec`, by a shorter name."""
+    return PartitionSpec(*axes)
+
+
+def constrain(x: jax.Array, mesh: Mesh | None, *axes: str | tuple[str, ...] | None) -> jax.Array:
+    """`x`, told where it lies; without a mesh, `x`."""
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def on_each_device(function: Callable, mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable:
+    """`function` on the local parts of its arguments; without a mesh, `function` itself."""
+    if mesh is None:
+        return function
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -1,0 +1,168 @@
+"""The loops behind `path_attention`: over blocks of queries, and for each over the blocks of keys it needs.
+
+Rows are laid out depth first, so that one number a token tells who may see it: key j is visible to the
+queries j..visible_until[j]-1. That covers packed samples, padding and trees of samples that share prefixes.
+No `T x T` array exists: a block of queries meets one block of keys at a time, blocks that nothing sees are
+never touched, and the backward pass recomputes the weights from the saved log-sum-exp. All matrix products
+are batched over `B*K` with the contraction innermost: the form that XLA's CPU backend runs at full speed
+(grouped query heads are folded into the query axis, so keys are never repeated).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_MASKED = -1e30  # finite, so that a fully masked score never makes inf - inf
+
+
+class _Plan(NamedTuple):
+    """Which blocks of keys each block of queries must meet."""
+
+    order: jax.Array
+    """int32 [Q, C]: key blocks, those needed first, the nearest of them first (its diagonal sets the maximum)."""
+    num_needed: jax.Array
+    """int32 [Q]: how many of them are needed."""
+
+
+def _plan(visible_until: jax.Array, num_queries: int, start: Any, block: int) -> _Plan:
+    # `start` is a scalar array; a literal one comes back from saved values as a type of jax's own.
+    num_keys = visible_until.shape[1]
+    reach = jnp.max(visible_until.reshape(visible_until.shape[0], num_keys // block, block), axis=(0, 2))
+    first = start + jnp.arange(num_queries // block, dtype=jnp.int32)[:, None] * block
+    key_block = jnp.arange(num_keys // block, dtype=jnp.int32)[None, :]
+    needed = (reach[None, :] > first) & (key_block * block < first + block)
+    order = jnp.argsort(jnp.where(needed, -key_block, num_keys), axis=1).astype(jnp.int32)
+    return _Plan(order, jnp.sum(needed, axis=1, dtype=jnp.int32))
+
+
+def _product(a: jax.Array, b: jax.Array, contract: int) -> jax.Array:
+    """Batched over axis 0, contracting the last axis of `a` with axis `contract` of `b`; float32 sums."""
+
+    def plain(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(a, b, (((2,), (contract,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+
+    if a.dtype == jnp.float32:
+        return plain(a, b)
+    # XLA's CPU backend has no batched product of bfloat16 with float32 sums.
+    return jax.lax.platform_dependent(
+        a, b, cpu=lambda a, b: plain(a.astype(jnp.float32), b.astype(jnp.float32)), default=plain
+    )
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _product(a, b, 1)
+
+
+def _matmul_t(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _product(a, b, 2)
+
+
+def _cut(x: jax.Array, index: jax.Array, size: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
+
+
+def _scores(
+    rows: jax.Array, keys: jax.Array, until: jax.Array, first: Any, key_start: jax.Array, scale: float
+) -> jax.Array:
+    """[B*K, G*q, c]: masked scores of one block of queries against one block of keys; until: [B, c]."""
+    batch, size = until.shape
+    block = keys.shape[1]
+    groups = rows.shape[1] // block
+    query = first + jnp.arange(block, dtype=jnp.int32)
+    key = key_start + jnp.arange(size, dtype=jnp.int32)
+    seen = (key[None, :] <= query[:, None])[None] & (query[None, :, None] < until[:, None, :])
+    scores = (_matmul_t(rows, keys) * scale).reshape(batch, -1, groups, block, size)
+    return jnp.where(seen[:, None, None], scores, _MASKED).reshape(rows.shape[0], groups * block, size)
+
+
+def forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, until: jax.Array, start: Any, scale: float, block: int
+) -> tuple[jax.Array, jax.Array]:
+    """`(out, log-sum-exp)` for queries [B*K, G, T, H] at columns start.., keys and values [B*K, S, H]; T and S are
+    multiples of `block`.
+    """
+    merged, groups, length, dim = q.shape
+    plan = _plan(until, length, start, block)
+    flat = (merged, groups * block)
+
+    def queries(i: jax.Array, out: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        rows = _cut(q, i, block, 2).reshape(*flat, dim)
+
+        def keys(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            acc, top, total = carry
+            c = plan.order[i, j]
+            scores = _scores(rows, _cut(k, c, block, 1), _cut(until, c, block, 1), start + i * block, c * block, scale)
+            higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+            weights = jnp.exp(scores - higher)
+            shrink = jnp.exp(top - higher)
+            total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
+            acc = acc * shrink + _matmul(weights.astype(v.dtype), _cut(v, c, block, 1))
+            return acc, higher, total
+
+        empty = (
+            jnp.zeros((*flat, dim), jnp.float32),
+            jnp.full((*flat, 1), _MASKED, jnp.float32),
+            jnp.zeros((*flat, 1), jnp.float32),
+        )
+        acc, top, total = jax.lax.fori_loop(0, plan.num_needed[i], keys, empty)
+        outs, lses = out
+        found = (acc / total).astype(q.dtype).reshape(merged, groups, block, dim)
+        lse = (top + jnp.log(total)).reshape(merged, groups, block, 1)
+        return (
+            jax.lax.dynamic_update_slice_in_dim(outs, found, i * block, 2),
+            jax.lax.dynamic_update_slice_in_dim(lses, lse, i * block, 2),
+        )
+
+    start_out = (jnp.zeros(q.shape, q.dtype), jnp.zeros((merged, groups, length, 1), jnp.float32))
+    out, lse = jax.lax.fori_loop(0, length // block, queries, start_out)
+    return out, lse
+
+
+def backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    until: jax.Array,
+    start: Any,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    scale: float,
+    block: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients of q, k and v; float32."""
+    merged, groups, length, dim = q.shape
+    plan = _plan(until, length, start, block)
+    flat = (merged, groups * block)
+    inner = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
+
+    def queries(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        d_q, d_k, d_v = carry
+        rows, d_rows = (_cut(x, i, block, 2).reshape(*flat, dim) for x in (q, d_out))
+        lse_rows, inner_rows = (_cut(x, i, block, 2).reshape(*flat, 1) for x in (lse, inner))
+        rows_t, d_rows_t = jnp.swapaxes(rows, 1, 2), jnp.swapaxes(d_rows, 1, 2)
+
+        def keys(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            d_rows_q, d_k, d_v = carry
+            c = plan.order[i, j]
+            some_k, some_v = _cut(k, c, block, 1), _cut(v, c, block, 1)
+            scores = _scores(rows, some_k, _cut(until, c, block, 1), start + i * block, c * block, scale)
+            weights = jnp.exp(scores - lse_rows)
+            d_scores = (weights * (_matmul_t(d_rows, some_v) - inner_rows) * scale).astype(q.dtype)
+            d_rows_q = d_rows_q + _matmul(d_scores, some_k)
+            # Transposed results: the small factor is turned around, the big one stays as it lies.
+            more_k = _cut(d_k, c, block, 2) + _matmul(rows_t, d_scores)
+            more_v = _cut(d_v, c, block, 2) + _matmul(d_rows_t, weights.astype(v.dtype))
+            d_k = jax.lax.dynamic_update_slice_in_dim(d_k, more_k, c * block, 2)
+            d_v = jax.lax.dynamic_update_slice_in_dim(d_v, more_v, c * block, 2)
+            return d_rows_q, d_k, d_v
+
+        nothing = jnp.zeros((*flat, dim), jnp.float32)
+        d_rows_q, d_k, d_v = jax.lax.fori_loop(0, plan.num_needed[i], keys, (nothing, d_k, d_v))
+        d_rows_q = d_rows_q.reshape(merged, groups, block, dim)
+        return jax.lax.dynamic_update_slice_in_dim(d_q, d_rows_q, i * block, 2), d_k, d_v
+
+    zeros = jnp.zeros((merged, dim, k.shape[1]), jnp.float32)
+    d_q, d_k, d_v = jax.lax.fori_loop(0, length // block, queries, (jnp.zeros(q.shape, jnp.float32), zeros, zeros))
+    return d_q, jnp.swapaxes(d_k, 1, 2), jnp.swapaxes(d_v, 1, 2)
