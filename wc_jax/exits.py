@@ -11,8 +11,9 @@ from configs import ConfigError
 from rollout.collect import INFRASTRUCTURE_ERRORS
 from wc_jax.checkpoint import CheckpointError
 from wc_jax.publish import PublishError
+from wc_jax.watchdog import FAILED, PeerFailed
 
-BAD_INPUT, INFRASTRUCTURE = 2, 3
+BAD_INPUT, INFRASTRUCTURE = 2, FAILED
 
 
 class Stopped(BaseException):
@@ -53,6 +54,9 @@ def run_command(action: Callable[[], object], *, goes_on: bool = True) -> int:
         again = "go on" if goes_on else "start over"
         print(f"stopped by {error}; run the same command to {again}", file=sys.stderr)
         return error.exit_code
+    except PeerFailed as error:
+        print(f"infrastructure failure: {error}; run the same commands to go on", file=sys.stderr)
+        return INFRASTRUCTURE
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -1,0 +1,259 @@
+"""Several processes as one run: how they find each other, agree on numbers, and end together.
+
+    python -m wc_jax.train CONFIG distributed.coordinator=HOST:PORT distributed.num_processes=2 distributed.process_id=0
+    python -m wc_jax.train CONFIG distributed.coordinator=HOST:PORT distributed.num_processes=2 distributed.process_id=1
+
+Small values travel through the key-value store of JAX's coordinator and not through devices, so that a
+process that waits can be interrupted when another one fails. All of them see the same run folder.
+"""
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+from jax._src import distributed
+
+from configs import ConfigError
+from wc_jax.watchdog import FAILED, PeerFailed, Store, Watchdog
+
+T = TypeVar("T")
+_LONGEST_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """Which process of how many this is. Left alone, a run is one process."""
+
+    coordinator: str = ""
+    """HOST:PORT on which process 0 listens and where all others reach it."""
+    num_processes: int = 1
+    """Processes of the run; tasks.per_step must be a multiple."""
+    process_id: int = 0
+    """Number of this process, from 0. Process 0 writes metrics, report and checkpoints' positions."""
+    auto: bool = False
+    """True: the cluster says the three above (TPU pods, Slurm, Open MPI, Kubernetes)."""
+    start_timeout_s: float = 300.0
+    """Give up when not all processes have met by then."""
+    failure_timeout_s: float = 60.0
+    """A process that is silent for so long is taken for dead; all others have left after as long again."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_processes", "start_timeout_s", "failure_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.process_id < self.num_processes:
+            raise ValueError(f"process_id must be 0 to {self.num_processes - 1}, got {self.process_id}")
+        if self.auto and (self.coordinator or self.num_processes > 1):
+            raise ValueError("auto=true asks the cluster; leave out coordinator, num_processes and process_id")
+        if bool(self.coordinator) != (self.num_processes > 1):
+            raise ValueError(
+                f"coordinator={self.coordinator!r} and num_processes={self.num_processes} do not fit: write both"
+                " distributed.coordinator=HOST:PORT and distributed.num_processes=2 or more, or neither"
+            )
+        host, _, port = self.coordinator.rpartition(":")
+        if self.coordinator and not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"coordinator must be HOST:PORT, got {self.coordinator!r}")
+
+
+class Processes:
+    """The processes of this run, seen by one of them. All must make the same calls in the same order.
+
+    >>> alone = Processes()
+    >>> alone.gather(3, what="rows"), alone.agree_max(3, what="rows"), alone.share("abc")
+    ([3], 3, ['a', 'b', 'c'])
+    """
+
+    def __init__(
+        self, *, index: int = 0, count: int = 1, store: Store | None = None, watchdog: Watchdog | None = None
+    ) -> None:
+        assert (store is None) == (count == 1)
+        self.index, self.count = index, count
+        self._store, self._watchdog = store, watchdog
+        self._num_gathered = 0
+
+    @property
+    def is_first(self) -> bool:
+        """True for the one that writes what there is only one of."""
+        return self.index == 0
+
+    def gather(self, value: Any, *, what: str) -> list[Any]:
+        """The small JSON value of every process, in their order. Waits for the slowest."""
+        text = json.dumps([what, value])
+        if self._store is None:
+            return [json.loads(text)[1]]
+        number = self._num_gathered
+        self._num_gathered += 1
+        self._store.key_value_set(f"webcoder/gather/{number}/{self.index}", text)
+        pause_s = 0.005
+        while len(found := self._store.key_value_dir_get(f"webcoder/gather/{number}/")) < self.count:
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        if number > 0:
+            # Whoever wrote this time has read last time's values.
+            self._store.key_value_delete(f"webcoder/gather/{number - 1}/{self.index}")
+        by_process = {int(key.rpartition("/")[2]): json.loads(item) for key, item in found}
+        asked = {process: item[0] for process, item in by_process.items()}
+        assert set(asked.values()) == {what}, f"the processes are out of step: {asked}"
+        return [by_process[process][1] for process in range(self.count)]
+
+    def wait(self, *, what: str) -> None:
+        """Until all processes are here."""
+        self.gather(None, what=what)
+
+    def agree_max(self, value: int, *, what: str) -> int:
+        """The largest of all, such as the rows of a batch: a process with fewer, or none, pads."""
+        return max(self.gather(int(value), what=what))
+
+    def agree_all(self, value: bool, *, what: str) -> bool:
+        return all(self.gather(bool(value), what=what))
+
+    def agree_any(self, value: bool, *, what: str) -> bool:
+        return any(self.gather(bool(value), what=what))
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """The items that this process works on, dealt one by one."""
+        return list(items[self.index :: self.count])
+
+    def gather_shares(self, mine: Sequence[Any], *, what: str) -> list[Any]:
+        """What became of all items, in the order they had before `share`."""
+        shares = self.gather(list(mine), what=what)
+        return [shares[i % self.count][i // self.count] for i in range(sum(map(len, shares)))]
+
+    @contextlib.contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """An exception inside is told to all others at once; one that another process caused becomes `PeerFailed`.
+
+        Enter it last, so that it is left first: others must not wait for what this process closes.
+        """
+        try:
+            yield
+        except PeerFailed:
+            raise
+        except BaseException as error:
+            if self._watchdog is None:
+                raise
+            is_news, failure = self._watchdog.report(error)
+            if failure.process != self.index and isinstance(error, Exception):
+                raise PeerFailed(failure) from error
+            if is_news:
+                print(f"{failure} (of {self.count} processes)", file=sys.stderr, flush=True)
+            raise
+
+
+@contextlib.contextmanager
+def join(config: DistributedConfig) -> Iterator[Processes]:
+    """Meets the other processes; on leaving, all of them are done, or all of them fail.
+
+    Enter it before JAX is asked for a device. Inside, a failure elsewhere is raised as `PeerFailed`.
+    A process that is left by an exception must end: seconds later it is ended.
+    Raises `ConfigError` when the processes can't meet.
+    """
+    if config.num_processes == 1 and not config.auto:
+        yield Processes()
+        return
+    _connect(config)
+    # JAX has no public name for its store; Orbax uses the same.
+    state = distributed.global_state
+    assert state.client is not None
+    if state.num_processes == 1:
+        yield Processes()
+        return
+    index, count = state.process_id, state.num_processes
+    watchdog = Watchdog(state.client, index=index, count=count, timeout_s=config.failure_timeout_s)
+    watchdog.start()
+    processes = Processes(index=index, count=count, store=state.client, watchdog=watchdog)
+    try:
+        with processes.failing_together():
+            yield processes
+            processes.wait(what="the end")
+    except PeerFailed:
+        watchdog.leave()
+        # Python would wait for the threads in which collectives wait for the failed process.
+        atexit.register(_end)
+        raise
+    except BaseException:
+        watchdog.leave()
+        raise
+    watchdog.stop()
+    jax.distributed.shutdown()
+
+
+def _end() -> None:
+    jax.distributed.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)
+
+
+def _connect(config: DistributedConfig) -> None:
+    """`jax.distributed.initialize`, which ends the process by itself and in its own words: we come first."""
+    address: dict[str, Any] = {}
+    if not config.auto:
+        address = {
+            "coordinator_address": config.coordinator,
+            "num_processes": config.num_processes,
+            "process_id": config.process_id,
+            "cluster_detection_method": "deactivate",
+        }
+        _check_port(config) if config.process_id == 0 else _await_coordinator(config)
+    give_up = threading.Timer(config.start_timeout_s, _give_up, [config])
+    give_up.daemon = True
+    give_up.start()
+    jax_timeout_s = math.ceil(2 * config.failure_timeout_s) + 10
+    try:
+        jax.distributed.initialize(
+            **address,
+            initialization_timeout=math.ceil(config.start_timeout_s) + 10,
+            heartbeat_timeout_seconds=jax_timeout_s,
+            shutdown_timeout_seconds=jax_timeout_s,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"the processes of distributed.* can't meet: {error}") from error
+    finally:
+        give_up.cancel()
+
+
+def _check_port(config: DistributedConfig) -> None:
+    port = int(config.coordinator.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} of distributed.coordinator={config.coordinator} is taken ({error}); choose another one"
+        ) from error
+
+
+def _await_coordinator(config: DistributedConfig) -> None:
+    host, _, port = config.coordinator.rpartition(":")
+    deadline = time.monotonic() + config.start_timeout_s
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=config.start_timeout_s).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"process {config.process_id}: process 0 does not listen on distributed.coordinator="
+                    f"{config.coordinator} after {config.start_timeout_s:g} s ({error}); start it there too"
+                ) from error
+            time.sleep(0.1)
+
+
+def _give_up(config: DistributedConfig) -> None:
+    print(
+        f"infrastructure failure: not all processes came within distributed.start_timeout_s="
+        f"{config.start_timeout_s:g}; start each of them once, with its own distributed.process_id",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(FAILED)
