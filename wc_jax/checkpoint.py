@@ -5,6 +5,9 @@
 
 A checkpoint is written beside its place and moved there in one rename, so a kill or a full disk at any
 moment leaves the older ones as they were. Anything not named step_<number> is ignored.
+
+Several processes write one checkpoint together, each its own part, into a folder that all of them see;
+process 0 opens and moves it. It can be restored by another number of processes, on another mesh.
 """
 
 import contextlib
@@ -15,7 +18,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from wc_jax import atomic
+from wc_jax.multihost import Processes
 
 State = TypeVar("State")
 _NAME = re.compile(r"step_(\d+)")
@@ -53,6 +57,8 @@ class Checkpoints:
 
     folder: Path
     keep: int = 2
+    processes: Processes = field(default_factory=Processes)
+    """All of them must save and restore together."""
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -65,24 +71,27 @@ class Checkpoints:
 
     def save(self, state: Any, position: Position) -> None:
         """Writes, then removes those too old. Raises `CheckpointError`, with the older ones intact."""
-        target = self._path(position.step)
         partial = self.folder / f".step_{position.step}.partial"
         try:
-            self._sweep()
-            partial.mkdir(parents=True)
+            if self.processes.is_first:
+                self._sweep()
+                partial.mkdir(parents=True)
+            self.processes.wait(what="an open checkpoint")
             with _quiet():
                 ocp.Checkpointer(ocp.StandardCheckpointHandler()).save(partial.resolve() / "state", state)
-            atomic.write_text(partial / _POSITION, json.dumps(dataclasses.asdict(position)))
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
+            self.processes.wait(what="a written checkpoint")
+            if self.processes.is_first:
+                atomic.write_text(partial / _POSITION, json.dumps(dataclasses.asdict(position)))
+                shutil.rmtree(self._path(position.step), ignore_errors=True)
+                partial.rename(self._path(position.step))
         except (OSError, ValueError) as error:
             # Orbax reports a failed write as ValueError.
-            shutil.rmtree(partial, ignore_errors=True)
+            if self.processes.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(self._failure(position.step, state, error)) from error
-        for step in self.steps()[: -self.keep]:
-            # Renamed first: a kill while the files go must not leave half a checkpoint under its name.
-            doomed = self._path(step).rename(self.folder / f".step_{step}.partial")
-            shutil.rmtree(doomed, ignore_errors=True)
+        if self.processes.is_first:
+            self._prune()
+        self.processes.wait(what="a kept checkpoint")
 
     def restore(self, like: State, step: int | None = None) -> tuple[State, Position]:
         """State and position of `step` (None: the newest), placed as the arrays of `like` are.
@@ -108,6 +117,13 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step}"
+
+    def _prune(self) -> None:
+        """Removes those too old."""
+        for step in self.steps()[: -self.keep]:
+            # Renamed first: a kill while the files go must not leave half a checkpoint under its name.
+            doomed = self._path(step).rename(self.folder / f".step_{step}.partial")
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def _sweep(self) -> None:
         """Removes what a killed save left."""

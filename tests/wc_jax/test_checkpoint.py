@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.wc_jax.together import run_together
+from tests.wc_jax.together_programs import numbers
 from wc_jax.checkpoint import CheckpointError, Checkpoints, Position
 
 
@@ -76,6 +78,8 @@ _FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import jax.numpy as jnp
+from tests.wc_jax.together import run_together
+from tests.wc_jax.together_programs import numbers
 from wc_jax.checkpoint import CheckpointError, Checkpoints, Position
 checkpoints = Checkpoints(folder=Path(sys.argv[1]), keep=1)
 def save(step):
@@ -105,6 +109,8 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 import jax.numpy as jnp
+from tests.wc_jax.together import run_together
+from tests.wc_jax.together_programs import numbers
 from wc_jax.checkpoint import Checkpoints, Position
 folder, event_name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 checkpoints = Checkpoints(folder=folder, keep=1)
@@ -142,3 +148,30 @@ def test_a_kill_during_a_save_leaves_one_to_restore(tmp_path: Path, event: str, 
 def test_position_is_readable_by_people(tmp_path: Path) -> None:
     Checkpoints(folder=tmp_path).save(state(1), position(3))
     assert json.loads((tmp_path / "step_3" / "position.json").read_text())["num_tasks_dealt"] == 12
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_and_another_mesh_read_the_same_bits(tmp_path: Path) -> None:
+    written = run_together("save_numbers", tmp_path, 4, 1, count=2, devices=2)
+    assert [process.code for process in written] == [0, 0], written
+    expected = numbers()
+    # One process with one device: this one.
+    restored, where = Checkpoints(folder=tmp_path).restore(jax.tree.map(jnp.zeros_like, expected))
+    assert where == Position(step=1, seed=1, num_tasks_dealt=2, policy_version=3)
+    assert bits(restored) == bits(expected)
+    # One process with four devices on another mesh, which writes again; and back to two processes.
+    for count, devices, data, tensor in ((1, 4, 2, 2), (2, 2, 1, 4)):
+        read = run_together("restore_numbers", tmp_path, data, tensor, count=count, devices=devices)
+        assert all(process.code == 0 and "equal" in process.out for process in read), read
+    assert [path.name for path in tmp_path.iterdir()] == ["step_3"]
+
+
+def test_a_full_disk_at_one_of_two_processes_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    other, full = run_together("fill_disk", tmp_path, count=2)
+    assert (other.code, full.code) == (3, 3)
+    assert "could not save the checkpoint of step 2" in full.err and "step 1 is intact" in full.err
+    assert "process 1 failed: CheckpointError: could not save the checkpoint of step 2" in other.err
+    checkpoints = Checkpoints(folder=tmp_path, keep=1)
+    assert checkpoints.steps() == [1]
+    checkpoints.save(state(1), position(5))
+    assert [path.name for path in tmp_path.iterdir()] == ["step_5"]

@@ -1,9 +1,12 @@
 """What the processes of `test_multihost.py` do: `-m tests.wc_jax.together_programs NAME INDEX COUNT PORT ...`."""
 
+import dataclasses
 import os
+import resource
 import signal
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tests.wc_jax.together import TIMEOUT_S
+from wc_jax.checkpoint import Checkpoints, Position
 from wc_jax.exits import run_command
 from wc_jax.multihost import DistributedConfig, Processes, join
 
@@ -85,6 +89,64 @@ def disagree(processes: Processes) -> None:
     processes.gather(1, what="rows" if processes.index else "metrics")
 
 
+def numbers() -> dict[str, np.ndarray]:
+    """What the checkpoints of these tests hold, with bits that a cast would lose."""
+    grid = np.arange(8 * 12, dtype=np.float32).reshape(8, 12)
+    odd = np.array([np.nan, -0.0, 1e-40, 3.0], np.float32)
+    return {"cut": grid**0.5, "both": np.sin(grid), "half": grid.astype(jnp.bfloat16), "odd": odd, "step": np.int32(3)}
+
+
+def on_mesh(values: dict[str, np.ndarray], data: int, tensor: int) -> dict[str, jax.Array]:
+    """The numbers, spread over `data * tensor` devices."""
+    mesh = jax.make_mesh((data, tensor), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    specs = {"cut": ("data",), "both": ("tensor", "data"), "half": (None, ("tensor", "data")), "odd": ("data",)}
+
+    def place(name: str, value: np.ndarray) -> jax.Array:
+        sharding = NamedSharding(mesh, PartitionSpec(*specs.get(name, ())))
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return {name: place(name, value) for name, value in values.items()}
+
+
+def save_numbers(processes: Processes, folder: str, data: str, tensor: str) -> None:
+    """Writes step 1."""
+    checkpoints = Checkpoints(folder=Path(folder), keep=1, processes=processes)
+    for step in (0, 1):
+        position = Position(step=step, seed=1, num_tasks_dealt=2, policy_version=3)
+        checkpoints.save(on_mesh(numbers(), int(data), int(tensor)), position)
+    assert checkpoints.steps() == [1]
+
+
+def restore_numbers(processes: Processes, folder: str, data: str, tensor: str) -> None:
+    """Reads the newest step, compares each part that lies here bit for bit, and writes the next step."""
+    checkpoints = Checkpoints(folder=Path(folder), keep=1, processes=processes)
+    nothing = on_mesh({name: np.zeros_like(value) for name, value in numbers().items()}, int(data), int(tensor))
+    restored, position = checkpoints.restore(nothing)
+    for name, value in numbers().items():
+        assert restored[name].sharding == nothing[name].sharding and restored[name].dtype == value.dtype
+        for part in restored[name].addressable_shards:
+            assert np.asarray(part.data).tobytes() == value[part.index].tobytes(), name
+    checkpoints.save(restored, dataclasses.replace(position, step=position.step + 1))
+    print("equal")
+
+
+def fill_disk(processes: Processes, folder: str) -> None:
+    """The second save does not fit the disk of process 1."""
+    checkpoints = Checkpoints(folder=Path(folder), keep=1, processes=processes)
+
+    def save(step: int) -> None:
+        values = {"a": np.arange(400_000, dtype=np.float32) ** 0.5}
+        mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
+        state = {"a": global_array(mesh, np.split(values["a"], processes.count)[processes.index])}
+        checkpoints.save(state, Position(step=step, seed=0, num_tasks_dealt=0, policy_version=0))
+
+    save(1)
+    if processes.index == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    save(2)
+
+
 def global_array(mesh: Mesh, mine: np.ndarray) -> jax.Array:
     """One part of the rows from each process."""
     return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), mine)
@@ -101,7 +163,7 @@ def meet(processes: Processes, where: str) -> None:
 
 def main(name: str, index: str, count: str, port: str, *arguments: str) -> int:
     config = DistributedConfig(
-        coordinator=f"127.0.0.1:{port}",
+        coordinator=f"127.0.0.1:{port}" if int(count) > 1 else "",
         num_processes=int(count),
         process_id=int(index),
         start_timeout_s=20.0 if name != "alone" else 2.0,
