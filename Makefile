@@ -1,9 +1,12 @@
 # make quickstart   set up what is missing, then train (again: resume; FRESH=1: start over)
 # make test         set up what is missing, then lint, types and the whole test suite
 .DELETE_ON_ERROR:
-.PHONY: setup quickstart test lint types format bench lock clean distclean
+.PHONY: setup quickstart test lint types format bench bench-setup lock bench-lock clean distclean
 
 PYTHON_BIN := .venv/bin/python
+UV = $(firstword $(wildcard .toolchain/uv/bin/uv) uv)
+# Where torch's CPU build comes from: the folders that pip was told of, else from where uv knows it to be.
+CPU_TORCH = $(if $(PIP_FIND_LINKS),$(addprefix --find-links ,$(PIP_FIND_LINKS)),--torch-backend cpu)
 # More for the command line of the main job: make quickstart ARGS="seed=1 num_steps=5"
 ARGS ?=
 
@@ -28,13 +31,29 @@ format: setup
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: setup
-	@for script in tests/benchmarks/bench_*.py; do echo "== $$script"; $(PYTHON_BIN) $$script || exit 1; done
+bench: setup bench-setup
+	@for script in tests/benchmarks/bench_*.py; do echo "== $$script"; \
+	    $(PYTHON_BIN) -m tests.benchmarks.$$(basename $$script .py) || exit 1; done
+
+# The peers that B1 compares with, each in an environment of its own (1.3 GB each).
+bench-setup: setup .venv-bench-torch/.done .venv-bench-tunix/.done
+
+.venv-bench-%/.done: locks/bench-%.txt
+	$(UV) venv --quiet --clear --python $(PYTHON_BIN) .venv-bench-$*
+	$(UV) pip sync --quiet --python .venv-bench-$*/bin/python --require-hashes \
+	    $(CPU_TORCH) $<
+	touch $@
 
 # After a change of pyproject.toml's dependencies. Needs uv.
 lock: setup
 	uv pip compile pyproject.toml --extra train --extra docker --extra dev --universal --python-version 3.11 \
 	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links -o locks/trainer.txt
+
+# After a change of locks/bench-*.in. The engine's overrides keep out what only a GPU needs.
+bench-lock:
+	for name in bench-torch bench-tunix; do $(UV) pip compile --quiet locks/$$name.in \
+	    --overrides locks/engine-overrides.txt --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
+	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links $(CPU_TORCH) -o locks/$$name.txt; done
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -42,4 +61,4 @@ clean:
 
 # Also the environments; the next `make setup` makes them anew. Runs are never touched.
 distclean: clean
-	rm -rf .venv .venv-engine .toolchain
+	rm -rf .venv .venv-engine .venv-bench-torch .venv-bench-tunix .toolchain
