@@ -147,6 +147,7 @@ def test_the_accounts_are_those_of_the_rows(case):
     total = sum(len(s.tokens) for s in case["samples"])
     assert layout.num_tokens == total and layout.num_computed == len(held) <= total
     assert layout.share_saved == (total - len(held)) / total
+    assert all(layout.runs[path[-1]].start < n for path, n in zip(layout.paths, layout.lengths, strict=True))
     size = layout.num_rows * layout.row_tokens
     assert layout.share_wasted == (size - len(held)) / size
     assert case["share"] or layout.num_computed == total

@@ -50,13 +50,17 @@ def drawn(layout: Layout, *samples: str) -> list[str]:
         (["abcE", "abcY"], "abcEcY...."),
         # It trains z only, so it may begin with y.
         (["abcD", "abcyZ"], "abcDyZ...."),
+        # The branch at f is there when the third comes, which trains f: it branches before, at d.
+        (["aBcdeX", "abCdfg", "abcdFh"], "aBCdeXfgdFh"),
+        # C is trained by the second within the first's trunk; the third trains it too and branches before, at b.
+        (["aBcd", "abCd", "abCd"], "aBCdbCd"),
         # Two rewrites of one trunk, at two depths.
         (["abCDe", "abcdfG", "abchI"], "abCDefGhI."),
     ],
 )
 def test_rows_as_drawn(samples, row):
-    layout = letters(*samples, row_tokens=10)
-    assert drawn(layout, *samples) == [row]
+    layout = letters(*samples, row_tokens=11)
+    assert drawn(layout, *samples) == [row.ljust(11, ".")]
 
 
 def test_the_trunk_of_a_rollout_is_shared_with_its_own_and_not_with_a_likeness():
@@ -138,6 +142,29 @@ def test_a_row_is_chosen_where_an_item_adds_least():
     # Both rows could take the last item; the first already holds what stands above it.
     packing = pack_rows([5, 6, 1], 12, above=[[0], [1], [0]], above_sizes=[3, 2])
     assert packing.rows == (0, 1, 0) and packing.used == (9, 8)
+
+
+def test_trees_are_cut_where_that_saves_rows():
+    # Three trees of six: whole, no two fit into a row of ten; cut at the fork, two rows hold all.
+    samples = [f"{tree}{tree}{leaf}{leaf.upper()}" for tree in "abc" for leaf in "xy"]
+    layout = letters(*samples, row_tokens=10)
+    assert layout.num_rows == 2 and layout.share_wasted == 0.0
+
+
+def test_waste_and_savings_of_many_rollouts():
+    samples, trained = [], []
+    rng = np.random.default_rng(0)
+    for _ in range(24):
+        path = rng.integers(0, 9999, 500)
+        kept = 40
+        for _ in range(6):
+            path = np.append(path[:kept], rng.integers(0, 9999, rng.integers(50, 650 - kept)))
+            samples.append(path)
+            trained.append(np.arange(len(path)) > kept + 5)
+            kept = int(len(path) * rng.uniform(0.5, 0.85))
+    shared, plain = (lay_out(samples, trained, row_tokens=1300, share=share) for share in (True, False))
+    assert shared.share_saved > 0.4 and shared.share_wasted < 0.1
+    assert shared.num_rows < 0.6 * plain.num_rows
 
 
 def test_plan_names_the_sample_that_is_too_long():
