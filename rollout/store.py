@@ -23,6 +23,9 @@ from rollout.types import Node, Rollout, Stop, Tree, Turn
 from verifier.tasks import task_from_json, task_to_json
 from verifier.types import Gate, Report
 
+SCREENSHOT = "final.png"
+"""The verifier's picture of the final page, in a rollout's folder."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
@@ -89,7 +92,7 @@ def load_advantages(folder: Path) -> list[float] | None:
 def load_rollout(folder: Path) -> Rollout:
     """What `save_rollout` wrote. Raises FileNotFoundError, or ValueError for a broken file."""
     data = json.loads((folder / "rollout.json").read_bytes())
-    shot = folder / "final.png"
+    shot = folder / SCREENSHOT
     root = folder / "files"
     paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     report = data["report"] and {**data["report"], "screenshot": shot.read_bytes() if shot.is_file() else b""}
@@ -132,7 +135,7 @@ def _write(folder: Path, rollout: Rollout) -> None:
     folder.mkdir()
     _write_json(folder / "rollout.json", _to_json(rollout))
     if rollout.report is not None and rollout.report.screenshot:
-        (folder / "final.png").write_bytes(rollout.report.screenshot)
+        (folder / SCREENSHOT).write_bytes(rollout.report.screenshot)
     for name, content in rollout.files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:

@@ -10,6 +10,7 @@ from typing import Literal
 from rollout.agent import AgentConfig
 from rollout.context import ContextConfig
 from wc_jax.credit import CreditConfig
+from wc_jax.multihost import DistributedConfig
 from wc_jax.optim import OptimConfig
 
 
@@ -265,6 +266,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         _positive(self, "num_steps")

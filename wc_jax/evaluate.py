@@ -12,19 +12,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from configs import load
+from configs import ConfigError, load
 from wc_jax.assemble import read_inputs, start_machinery
 from wc_jax.checkpoint import Checkpoints
 from wc_jax.config import Config
 from wc_jax.evaluation import evaluate_policy
 from wc_jax.exits import run_command
 from wc_jax.learner import Learner
+from wc_jax.multihost import DistributedConfig, Processes
 from wc_jax.progress import Progress
 from wc_jax.run_folder import check_run_folder
 
 
 def evaluate(config: Config) -> dict[str, Any]:
     """One row as in evaluations.jsonl. Raises `ConfigError` before anything is started."""
+    if config.distributed != DistributedConfig():
+        raise ConfigError("wc_jax.evaluate is one process; leave out distributed.*")
     folder = check_run_folder(config)
     inputs = read_inputs(config)
     state, step = Learner(config, inputs.policy).init(inputs.params), 0
@@ -33,7 +36,7 @@ def evaluate(config: Config) -> dict[str, Any]:
         state, position = checkpoints.restore(state)
         step = position.step
     with contextlib.ExitStack() as stack:
-        log_path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.engine_log.name
+        log_path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.engine_log().name
         progress = Progress(num_steps=1, done=0)
         stack.callback(progress.close)
         machinery = stack.enter_context(start_machinery(config, inputs, log_path, _to_stderr))
@@ -45,6 +48,7 @@ def evaluate(config: Config) -> dict[str, Any]:
                 config,
                 step=step,
                 on_done=lambda _: progress.advance(),
+                processes=Processes(),
             )
     return found.row
 

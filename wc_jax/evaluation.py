@@ -9,16 +9,17 @@ from rollout.collect import collect_groups, rollout_seed
 from rollout.types import Rollout
 from verifier.types import Task
 from wc_jax.config import Config
-from wc_jax.measures import measure_rollouts
+from wc_jax.measures import Facts, gather_facts, measure_rollouts
+from wc_jax.multihost import Processes
 from wc_jax.report import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One line of evaluations.jsonl, and the pages that the report shows."""
+    """One line of evaluations.jsonl, and what is known of each rollout, in the order of the tasks."""
 
     row: dict[str, Any]
-    shown: list[Shown]
+    rollouts: list[Facts]
 
 
 def evaluate_policy(
@@ -28,8 +29,9 @@ def evaluate_policy(
     *,
     step: int,
     on_done: Callable[[Rollout], None],
+    processes: Processes,
 ) -> Evaluation:
-    """Rolls out every held-out task with the weights of `step` and judges the pages."""
+    """Rolls out every held-out task with the weights of `step` and judges the pages, each process its share."""
 
     def attempt(task: Task, rollout_id: str, _: int) -> Rollout:
         # Without the step in it: two evaluations differ by their weights and not by their luck.
@@ -37,7 +39,7 @@ def evaluate_policy(
         return attempts(task, rollout_id, seed)
 
     groups = collect_groups(
-        tasks,
+        processes.share(tasks),
         group_size=config.evaluation.rollouts_per_task,
         run_one=attempt,
         concurrency=config.rollout.concurrency,
@@ -46,29 +48,28 @@ def evaluate_policy(
         prefix=f"eval/{step}",
         on_done=on_done,
     )
-    rollouts = [rollout for group in groups for rollout in group]
-    return Evaluation(row={"step": step, **measure_rollouts(rollouts)}, shown=best_and_worst(rollouts))
+    rollouts = [facts for group in gather_facts(groups, processes) for facts in group]
+    return Evaluation(row={"step": step, **measure_rollouts(rollouts)}, rollouts=rollouts)
 
 
-def best_and_worst(rollouts: Sequence[Rollout]) -> list[Shown]:
-    """The final pages of the highest and the lowest reward; the earlier one of equals."""
-    judged = [rollout for rollout in rollouts if rollout.report is not None]
+def best_and_worst(rollouts: Sequence[Facts], screenshot: Callable[[str], bytes]) -> list[Shown]:
+    """The final pages of the highest and the lowest reward; the earlier one of equals.
+
+    `screenshot`: rollout id -> PNG, empty when there is none.
+    """
+    judged = [rollout for rollout in rollouts if rollout.is_judged]
     if not judged:
         return []
     best = max(judged, key=lambda rollout: rollout.reward)
     worst = min(judged, key=lambda rollout: rollout.reward)
-    return [_shown("best", best), _shown("worst", worst)]
-
-
-def _shown(label: str, rollout: Rollout) -> Shown:
-    report = rollout.report
-    assert report is not None
-    closed = [f"{gate.name}: {gate.reason}" for gate in report.gates if not gate.ok]
-    return Shown(
-        label=label,
-        task_id=rollout.task.task_id,
-        brief=rollout.task.brief,
-        reward=rollout.reward,
-        reason="; ".join(closed),
-        screenshot=report.screenshot,
-    )
+    return [
+        Shown(
+            label=label,
+            task_id=rollout.task_id,
+            brief=rollout.brief,
+            reward=rollout.reward,
+            reason=rollout.reason,
+            screenshot=screenshot(rollout.rollout_id),
+        )
+        for label, rollout in (("best", best), ("worst", worst))
+    ]

@@ -24,12 +24,20 @@ class Progress:
         *,
         num_steps: int,
         done: int,
+        label: str = "",
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`label`: opening of each line, for a process that is not the only one; it shows no bar."""
+        self._label = label
         stream = sys.stderr if file is None else file
         self._bar = tqdm(
-            total=num_steps, initial=done, unit="step", file=stream, disable=not stream.isatty(), dynamic_ncols=True
+            total=num_steps,
+            initial=done,
+            unit="step",
+            file=stream,
+            disable=bool(label) or not stream.isatty(),
+            dynamic_ncols=True,
         )
         self._clock = clock
         self._seconds: dict[str, float] = {}
@@ -56,7 +64,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        tqdm.write(text, file=sys.stdout)
+        tqdm.write(f"{self._label}{text}", file=sys.stdout)
 
     def take_seconds(self) -> dict[str, float]:
         """Wall seconds by phase since the last call, in the order the phases first ran."""

@@ -4,6 +4,7 @@ import fcntl
 import importlib.metadata
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,13 +19,17 @@ import yaml
 from configs import ConfigError, to_plain
 from wc_jax import atomic
 from wc_jax.config import Config
+from wc_jax.multihost import Processes
 
 # Settings that change what is watched or how fast, or that tell a run to go on, but never the numbers.
 _MAY_DIFFER = frozenset({
     "run_dir", "num_steps", "fresh", "rollout.concurrency", "rollout.max_retries", "verifier.max_pages",
     "engine.port", "engine.start_timeout_s", "checkpoint.every", "checkpoint.keep",
-    "track.tensorboard", "track.wandb_project",
+    "track.tensorboard", "track.wandb_project", "distributed.coordinator", "distributed.num_processes",
+    "distributed.process_id", "distributed.auto", "distributed.start_timeout_s", "distributed.failure_timeout_s",
 })  # fmt: skip
+
+_ENGINE_LOG = re.compile(r"engine(\.\d+)?\.log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +73,9 @@ class RunFolder:
         """Screenshots of the best and the worst held-out page of each evaluation."""
         return self.path / "pages"
 
-    @property
-    def engine_log(self) -> Path:
-        """What the model server says; there before anything else when it does not come up."""
-        return self.path / "engine.log"
+    def engine_log(self, process: int = 0) -> Path:
+        """What the model server of a process says; there before anything else when it does not come up."""
+        return self.path / (f"engine.{process}.log" if process else "engine.log")
 
     @property
     def tensorboard(self) -> Path:
@@ -122,7 +126,7 @@ def check_run_folder(config: Config) -> RunFolder:
         raise ConfigError(f"run_dir={run.path} is a file; choose another run_dir")
     if not run.path.is_dir() or all(entry.name == ".lock" for entry in run.path.iterdir()):
         return run
-    leftovers = {e.name for e in run.path.iterdir() if not e.name.startswith(".")} - {run.engine_log.name}
+    leftovers = {e.name for e in run.path.iterdir() if not e.name.startswith(".") and not _ENGINE_LOG.fullmatch(e.name)}
     if not run.config.is_file():
         if leftovers:
             raise ConfigError(
@@ -140,6 +144,39 @@ def check_run_folder(config: Config) -> RunFolder:
             " choose another run_dir, or start over with fresh=true"
         )
     return run
+
+
+def check_together(config: Config, processes: Processes, *, done: int) -> None:
+    """That all processes are about to do the same. Raises `ConfigError`, the same one in each of them.
+
+    `done`: steps that the checkpoints of the run folder hold.
+    """
+    if config.tasks.per_step % processes.count:
+        raise ConfigError(
+            f"tasks.per_step={config.tasks.per_step} can't be shared out evenly among {processes.count} processes;"
+            " make it a multiple, or change distributed.num_processes"
+        )
+    mine = {name: value for name, value in to_plain(config).items() if name != "distributed"}
+    first, *others = processes.gather([mine, done], what="the config")
+    for process, (theirs, their_done) in enumerate(others, start=1):
+        for name, old, new in _unequal(first[0], theirs):
+            raise ConfigError(f"{name} is {old} in process 0 and {new} in process {process}; start all with the same")
+        if their_done != first[1]:
+            raise ConfigError(_not_shared(config, process))
+
+
+def check_seen(run: RunFolder, config: Config, processes: Processes) -> None:
+    """That all see the folder that process 0 has begun. Raises `ConfigError`, the same one in each of them."""
+    for process, sees in enumerate(processes.gather(run.config.is_file(), what="the run folder")):
+        if not sees:
+            raise ConfigError(_not_shared(config, process))
+
+
+def _not_shared(config: Config, process: int) -> str:
+    return (
+        f"run_dir={config.run_dir} holds other things for process {process} than for process 0;"
+        " it must be one folder that all processes see"
+    )
 
 
 def record_start(run: RunFolder, config: Config) -> None:
@@ -171,16 +208,23 @@ def _remove_later(folder: Path, step: int) -> None:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    for name, old, new in _unequal(there, here):
+        if name not in _MAY_DIFFER:
+            yield f"{name} is {old} there and {new} now"
+
+
+def _unequal(there: Mapping[str, Any], here: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, str]]:
+    """(full name, value there, value here) of every setting that differs."""
     for key in dict.fromkeys((*here, *there)):
         name = f"{path}.{key}" if path else key
         old, new = there.get(key, "nothing"), here.get(key, "nothing")
-        if name in _MAY_DIFFER or old == new:
+        if old == new:
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, name)
+            yield from _unequal(old, new, name)
         else:
-            yield f"{name} is {json.dumps(old)} there and {json.dumps(new)} now"
+            yield name, json.dumps(old), json.dumps(new)
 
 
 def _environment() -> dict[str, Any]:
