@@ -9,8 +9,7 @@ import ctypes
 import sys
 
 # Names from glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_LARGEST_INT = 2**31 - 1
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_large_buffers() -> bool:
@@ -20,4 +19,5 @@ def keep_large_buffers() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))
+    # One arena, because those of other threads map large requests whatever the limit; -1 is never trim.
+    return all(mallopt(name, value) for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)))

@@ -133,7 +133,7 @@ def row_logprobs(
     loss_mask: Bool[AnyArray, "B T"],
     *,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int = 512,
     tile: int = 4096,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
@@ -160,7 +160,7 @@ def token_logprobs(
     targets: Int[AnyArray, "T"],
     *,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int = 512,
     tile: int = 4096,
     loss_mask: Bool[AnyArray, "T"] | None = None,
 ) -> tuple[Float[Array, "T"], Float[Array, "T"]]:

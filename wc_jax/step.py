@@ -144,7 +144,7 @@ def make_score_fn(
     *,
     compute: Compute = IN_FLOAT32,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int = 512,
     micro_rows: int | None = None,
 ) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
     """Compiled `(params, batch) -> (logp[B, T], entropy[B, T])`: the behavior log-probabilities of method.md.
@@ -181,7 +181,7 @@ def make_train_step(
     trains_without_advantage: bool = False,
     compute: Compute = IN_FLOAT32,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int = 512,
     micro_rows: int | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Compiled `(state, batch) -> (state, metrics)`: one policy update. The state passed in is donated.
@@ -228,7 +228,7 @@ def make_train_step(
 
 
 def make_sft_step(
-    config: PolicyConfig, optim: OptimConfig, *, compute: Compute = IN_FLOAT32, chunk: int = 1024
+    config: PolicyConfig, optim: OptimConfig, *, compute: Compute = IN_FLOAT32, chunk: int = 512
 ) -> Callable[[TrainState, Batch], tuple[TrainState, SftStats]]:
     """One compiled update of cross-entropy over the trained tokens. The state passed in is donated."""
 
