@@ -3,7 +3,7 @@
 Automatic differentiation gives the same numbers; on CPU XLA then fuses slow element-wise work (an
 exponential, a cosine) into transposed copies and computes it again for each consumer. Here every
 backward product is written in the form that lies well, and barriers keep element-wise results in one
-piece. `tests/benchmarks/train_speed.py` measures what that brings.
+piece. `tests/benchmarks/bench_flops.py` measures what the whole comes to.
 """
 
 from functools import partial
@@ -18,21 +18,27 @@ def _dot(a: jax.Array, b: jax.Array, of_a: tuple[int, ...], of_b: tuple[int, ...
     return jax.lax.dot_general(a, b, ((of_a, of_b), ((), ())), preferred_element_type=jnp.float32)
 
 
-@jax.custom_vjp
-def linear(x: Float[Array, "B T D"], w: Float[Array, "D F"]) -> Float[Array, "B T F"]:
-    """x @ w, computed in the type of x with float32 sums; the gradient of `w` keeps the type of `w`."""
-    return _linear_fwd(x, w)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def linear(x: Float[Array, "B T D"], w: Float[Array, "D F"], is_spread: bool = False) -> Float[Array, "B T F"]:
+    """x @ w, computed in the type of x with float32 sums; the gradient of `w` keeps the type of `w`.
+
+    `is_spread`: rows and tokens lie on several devices. Then they are not flattened, which would move them.
+    """
+    return _linear_fwd(x, w, is_spread)[0]
 
 
-def _linear_fwd(x, w):  # type: ignore[no-untyped-def]
-    # No reshape to [B*T, D]: where rows and tokens lie on different devices it would move them.
+def _linear_fwd(x, w, is_spread):  # type: ignore[no-untyped-def]
     return _dot(x, w.astype(x.dtype), (2,), (0,)).astype(x.dtype), (x, w)
 
 
-def _linear_bwd(saved, g):  # type: ignore[no-untyped-def]
+def _linear_bwd(is_spread, saved, g):  # type: ignore[no-untyped-def]
     x, w = saved
     d_x = _dot(g, w.astype(x.dtype), (2,), (1,)).astype(x.dtype)
-    return d_x, _dot(x, g, (0, 1), (0, 1)).astype(w.dtype)
+    if is_spread:
+        return d_x, _dot(x, g, (0, 1), (0, 1)).astype(w.dtype)
+    # Over two axes at once, XLA's CPU backend would first write out x transposed: slower than the product.
+    x, g = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    return d_x, _dot(x, g, (0,), (0,)).astype(w.dtype)
 
 
 linear.defvjp(_linear_fwd, _linear_bwd)

@@ -45,18 +45,20 @@ IN_FLOAT32 = Compute()
 def _layer(
     config: PolicyConfig, cos: jax.Array, sin: jax.Array, visible_until: jax.Array, mesh: Mesh | None
 ) -> Callable:
+    spread = mesh is not None
+
     def apply(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         batch, length, _ = x.shape
         with jax.named_scope("attention"):
             h = rms_norm(x, w["attn_norm"], config.norm_eps)
-            q = linear(h, w["q"]).reshape(batch, length, config.num_heads, config.head_dim)
-            k = linear(h, w["k"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
-            v = linear(h, w["v"]).reshape(batch, length, config.num_kv_heads, config.head_dim)
+            q = linear(h, w["q"], spread).reshape(batch, length, config.num_heads, config.head_dim)
+            k = linear(h, w["k"], spread).reshape(batch, length, config.num_kv_heads, config.head_dim)
+            v = linear(h, w["v"], spread).reshape(batch, length, config.num_kv_heads, config.head_dim)
             out = path_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, visible_until, mesh=mesh)
-            x = x + linear(out.reshape(batch, length, -1), w["o"])
+            x = x + linear(out.reshape(batch, length, -1), w["o"], spread)
         with jax.named_scope("mlp"):
             h = rms_norm(x, w["mlp_norm"], config.norm_eps)
-            x = x + linear(gated(linear(h, w["gate"]), linear(h, w["up"])), w["down"])
+            x = x + linear(gated(linear(h, w["gate"], spread), linear(h, w["up"], spread)), w["down"], spread)
         return constrain(x, mesh, *STATES), None
 
     return apply
