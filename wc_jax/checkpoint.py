@@ -18,7 +18,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from wc_jax import atomic
-from wc_jax.multihost import Processes
+from wc_jax.multihost import ALONE, Processes
 
 State = TypeVar("State")
 _NAME = re.compile(r"step_(\d+)")
@@ -57,7 +57,7 @@ class Checkpoints:
 
     folder: Path
     keep: int = 2
-    processes: Processes = field(default_factory=Processes)
+    processes: Processes = ALONE
     """All of them must save and restore together."""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 from rollout.agent import AgentConfig
 from rollout.context import ContextConfig
 from wc_jax.credit import CreditConfig
+from wc_jax.mesh import MeshShape
 from wc_jax.multihost import DistributedConfig
 from wc_jax.optim import OptimConfig
 
@@ -266,6 +267,8 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
+    mesh: MeshShape = field(default_factory=MeshShape)
+    """How the devices of all processes share the work; all 1 is one device."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from wc_jax.config import Config
 from wc_jax.evaluation import evaluate_policy
 from wc_jax.exits import run_command
 from wc_jax.learner import Learner
-from wc_jax.multihost import DistributedConfig, Processes
+from wc_jax.multihost import ALONE, DistributedConfig
 from wc_jax.progress import Progress
 from wc_jax.run_folder import check_run_folder
 
@@ -48,7 +48,7 @@ def evaluate(config: Config) -> dict[str, Any]:
                 config,
                 step=step,
                 on_done=lambda _: progress.advance(),
-                processes=Processes(),
+                processes=ALONE,
             )
     return found.row
 

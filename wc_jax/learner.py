@@ -7,26 +7,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
+from configs import ConfigError
 from wc_jax.batch import pack
 from wc_jax.config import Config
 from wc_jax.credit import Credited
+from wc_jax.mesh import make_mesh
+from wc_jax.multihost import ALONE, Processes
 from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig
 from wc_jax.policy.table import Params
 from wc_jax.row_packing import num_rows_needed
+from wc_jax.sharding import batch_sharding, param_shardings, state_shardings
 from wc_jax.step import init_state, make_score_fn, make_train_step
-from wc_jax.types import TrainState
+from wc_jax.types import Batch, TrainState
 
 
 class Learner:
-    """Owns the compiled functions of one run; the state goes in and out."""
+    """Owns the compiled functions of one run; the state goes in and out.
 
-    def __init__(self, config: Config, policy: PolicyConfig) -> None:
-        self._optim = config.optim
+    Of several processes, each packs its own samples into its own part of the batch. All must make the same
+    calls; the state, the update and its numbers are those of the whole batch.
+    """
+
+    def __init__(self, config: Config, policy: PolicyConfig, processes: Processes = ALONE) -> None:
+        """Compiles nothing yet. Raises `ConfigError` when the mesh does not fit."""
+        self._policy, self._optim, self._processes = policy, config.optim, processes
         self._row_tokens, self._micro_rows = config.batch.row_tokens, config.batch.micro_rows
         self._num_rows = config.batch.rows
-        compute, temperature = Compute(dtype=config.model.dtype), config.agent.temperature
+        self._mesh = _checked_mesh(config, policy, processes)
+        compute = Compute(dtype=config.model.dtype, mesh=self._mesh)
+        temperature = config.agent.temperature
         self._score = make_score_fn(policy, compute=compute, temperature=temperature, micro_rows=self._micro_rows)
         self._step = make_train_step(
             policy,
@@ -43,39 +56,72 @@ class Learner:
         )
 
     def init(self, params: Params) -> TrainState:
-        """A state at step 0; `params` stay usable (the step gives its input away)."""
-        return init_state(jax.tree.map(jnp.array, params), self._optim)
+        """A state at step 0; `params`, the same in every process, stay usable (the step gives its input away)."""
+        if self._mesh is None:
+            return init_state(jax.tree.map(jnp.array, params), self._optim)
+        shardings = param_shardings(self._policy, self._mesh)
+
+        def place(name: str, weight: np.ndarray) -> jax.Array:
+            return jax.make_array_from_callback(weight.shape, shardings[name], lambda index: weight[index])
+
+        placed = {name: place(name, np.asarray(weight)) for name, weight in params.items()}
+        start = partial(init_state, optim=self._optim)
+        places = state_shardings(jax.eval_shape(start, placed), self._policy, self._mesh)
+        return jax.jit(start, donate_argnums=0, out_shardings=places)(placed)
+
+    def on_host(self, state: TrainState) -> Params:
+        """The parameters, whole, where this process can read them."""
+        if self._processes.count == 1:
+            return state.params
+        return dict(multihost_utils.process_allgather(state.params, tiled=True))
 
     def update(self, state: TrainState, credited: Credited) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step on all rows. Log-probabilities before it are the trainer's own.
 
         The state that is passed in must not be used again.
         """
-        batch, _ = pack(
+        num_rows, num_samples = self._height(credited)
+        packed, _ = pack(
             credited.samples,
             row_tokens=self._row_tokens,
-            num_rows=self._height(credited),
+            num_rows=num_rows // self._processes.count,
             advantages=credited.advantages,
             sample_ids=credited.sample_ids,
         )
+        batch = self._placed(packed)
         old_logp, _ = self._score(state.params, batch)
-        # Back through the host, so that the step meets arrays of one kind and compiles once.
-        state, metrics = self._step(state, batch._replace(old_logp=np.asarray(old_logp)))
+        # On one device, back through the host, so that the step meets arrays of one kind and compiles once.
+        scored = batch._replace(old_logp=np.asarray(old_logp) if self._mesh is None else old_logp)
+        state, metrics = self._step(state, scored)
         return state, {
             **{name: float(value) for name, value in metrics.items()},
-            "num_samples": len(credited.samples),
-            "num_rows": batch.tokens.shape[0],
+            "num_samples": num_samples,
+            "num_rows": num_rows,
             "num_compiled": _num_compiled(self._score) + _num_compiled(self._step),
         }
 
-    def _height(self, credited: Credited) -> int:
-        """Rows of the batch: never fewer than before, so that nothing is compiled again without need."""
+    def _placed(self, mine: Batch) -> Batch:
+        """The batch of which `mine` are this process's rows."""
+        if self._mesh is None:
+            return mine
+        num_rows, row_tokens = mine.tokens.shape
+        shape = (num_rows * self._processes.count, row_tokens)
+        sharding = batch_sharding(shape, self._mesh)
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x, shape), mine)
+
+    def _height(self, credited: Credited) -> tuple[int, int]:
+        """Rows of the batch and samples in it, over all processes.
+
+        The process that needs most rows decides; others, and one without any valid sample, pad. Never fewer
+        than before, so that nothing is compiled again without need.
+        """
         lengths = [len(sample.tokens) for sample in credited.samples]
-        needed = num_rows_needed(lengths, self._row_tokens)
+        wanted = self._processes.gather([num_rows_needed(lengths, self._row_tokens), len(lengths)], what="rows")
+        needed = max(rows for rows, _ in wanted) * self._processes.count
         if needed > self._num_rows:
             self._num_rows = round_up(needed * 1.25, self._micro_rows)
         self._num_rows = max(self._micro_rows, self._num_rows)
-        return self._num_rows
+        return self._num_rows, sum(count for _, count in wanted)
 
 
 def round_up(value: float, multiple: int) -> int:
@@ -85,6 +131,38 @@ def round_up(value: float, multiple: int) -> int:
     (12, 8)
     """
     return math.ceil(value / multiple) * multiple
+
+
+def _checked_mesh(config: Config, policy: PolicyConfig, processes: Processes) -> Mesh | None:
+    """None for one device. Raises `ConfigError`, naming the setting, where devices, rows and weights do not fit."""
+    shape = config.mesh
+    if shape.num_devices == 1 and processes.count == 1:
+        return None
+    holders = shape.data * shape.fsdp
+    if processes.count > 1 and shape.num_devices != jax.device_count():
+        raise ConfigError(
+            f"{processes.count} processes have {jax.device_count()} devices, but mesh.* takes {shape.num_devices};"
+            f" write for example mesh.fsdp={jax.device_count()}"
+        )
+    if holders % processes.count:
+        raise ConfigError(
+            f"mesh.data * mesh.fsdp = {holders} must be a multiple of the {processes.count} processes:"
+            " each process fills rows of its own"
+        )
+    if config.batch.micro_rows % holders:
+        raise ConfigError(
+            f"batch.micro_rows={config.batch.micro_rows} must be a multiple of mesh.data * mesh.fsdp = {holders}"
+        )
+    if config.batch.row_tokens % shape.sequence:
+        raise ConfigError(
+            f"batch.row_tokens={config.batch.row_tokens} must be a multiple of mesh.sequence={shape.sequence}"
+        )
+    try:
+        mesh = make_mesh(shape)
+        param_shardings(policy, mesh)
+    except ValueError as error:
+        raise ConfigError(f"mesh.*: {error}") from error
+    return mesh
 
 
 def _num_compiled(function: Any) -> int:

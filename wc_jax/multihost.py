@@ -150,6 +150,10 @@ class Processes:
             raise
 
 
+ALONE = Processes()
+"""A run of one process."""
+
+
 @contextlib.contextmanager
 def join(config: DistributedConfig) -> Iterator[Processes]:
     """Meets the other processes; on leaving, all of them are done, or all of them fail.
@@ -159,14 +163,14 @@ def join(config: DistributedConfig) -> Iterator[Processes]:
     Raises `ConfigError` when the processes can't meet.
     """
     if config.num_processes == 1 and not config.auto:
-        yield Processes()
+        yield ALONE
         return
     _connect(config)
     # JAX has no public name for its store; Orbax uses the same.
     state = distributed.global_state
     assert state.client is not None
     if state.num_processes == 1:
-        yield Processes()
+        yield ALONE
         return
     index, count = state.process_id, state.num_processes
     watchdog = Watchdog(state.client, index=index, count=count, timeout_s=config.failure_timeout_s)
@@ -177,9 +181,8 @@ def join(config: DistributedConfig) -> Iterator[Processes]:
             yield processes
             processes.wait(what="the end")
     except PeerFailed:
-        watchdog.leave()
         # Python would wait for the threads in which collectives wait for the failed process.
-        atexit.register(_end)
+        atexit.register(_end, is_farewell_possible=watchdog.leave())
         raise
     except BaseException:
         watchdog.leave()
@@ -188,8 +191,9 @@ def join(config: DistributedConfig) -> Iterator[Processes]:
     jax.distributed.shutdown()
 
 
-def _end() -> None:
-    jax.distributed.shutdown()
+def _end(*, is_farewell_possible: bool) -> None:
+    if is_farewell_possible:
+        jax.distributed.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(FAILED)

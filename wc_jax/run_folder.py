@@ -21,12 +21,14 @@ from wc_jax import atomic
 from wc_jax.config import Config
 from wc_jax.multihost import Processes
 
-# Settings that change what is watched or how fast, or that tell a run to go on, but never the numbers.
+# Settings that change what is watched or how fast, or that tell a run to go on, but never the numbers (a mesh
+# changes the order in which they are summed).
 _MAY_DIFFER = frozenset({
     "run_dir", "num_steps", "fresh", "rollout.concurrency", "rollout.max_retries", "verifier.max_pages",
     "engine.port", "engine.start_timeout_s", "checkpoint.every", "checkpoint.keep",
     "track.tensorboard", "track.wandb_project", "distributed.coordinator", "distributed.num_processes",
     "distributed.process_id", "distributed.auto", "distributed.start_timeout_s", "distributed.failure_timeout_s",
+    "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.sequence",
 })  # fmt: skip
 
 _ENGINE_LOG = re.compile(r"engine(\.\d+)?\.log")

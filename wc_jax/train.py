@@ -64,6 +64,7 @@ def train_together(config: Config, start: StartMachinery, processes: Processes) 
     folder = check_run_folder(config)
     check_tracking(config)
     inputs = read_inputs(config)
+    learner = Learner(config, inputs.policy, processes)
     checkpoints = Checkpoints(folder=folder.checkpoints, keep=config.checkpoint.keep, processes=processes)
     done = 0 if config.fresh else max(checkpoints.steps(), default=0)
     check_together(config, processes, done=done)
@@ -81,7 +82,6 @@ def train_together(config: Config, start: StartMachinery, processes: Processes) 
         with progress.phase("start"):
             # Before the folder is touched: an engine that does not come up must not cost an old run.
             machinery = stack.enter_context(start(config, inputs, folder.engine_log(processes.index), progress.say))
-        learner = Learner(config, inputs.policy)
         state, position = prepare(config, inputs, learner, folder, checkpoints)
         trackers = Trackers([])
         if processes.is_first:
@@ -197,7 +197,7 @@ def publish(run: Run, state: TrainState, version: int) -> dict[str, float]:
     What was measured is the worst of all processes.
     """
     with run.progress.phase("sync"):
-        proofs = run.processes.gather(run.machinery.publish(state.params, version), what="proofs")
+        proofs = run.processes.gather(run.machinery.publish(run.learner.on_host(state), version), what="proofs")
         return {name: max(proof[name] for proof in proofs) for name in proofs[0]}
 
 

@@ -20,7 +20,7 @@ FAILED = 3
 """Exit code of a process that had to leave because of another one."""
 _FAILURE, _BEATS, _LEFT = "webcoder/failure/", "webcoder/beats/", "webcoder/left/"
 _SLOWEST_BEAT_S = 0.5
-_LINGER_S = 2.0
+_LINGER_S = 5.0
 
 
 class Store(Protocol):
@@ -65,7 +65,7 @@ class Watchdog:
         self._pause_s = min(_SLOWEST_BEAT_S, timeout_s / 6)
         self._heard = dict.fromkeys(range(count), ("", time.monotonic()))
         self._failure: Failure | None = None
-        self._is_leaving = self._has_left = False
+        self._is_leaving = self._has_closed = False
         self._deadline = float("inf")
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -102,29 +102,32 @@ class Watchdog:
         self._deadline = min(self._deadline, time.monotonic() + self._timeout_s)
         return True, self._failure
 
-    def leave(self) -> None:
-        """After all is closed: this process ends within seconds, by itself or not.
+    def leave(self) -> bool:
+        """After all is closed: waits, within the time that is left, for the others to close, too.
 
-        Process 0, who keeps the store, stays until the others are gone, too.
+        Process 0 keeps the store, and JAX's own farewell waits for all. Seconds later this process ends, by
+        itself or not. Returns whether all others have closed; else some are dead.
         """
+        left: set[int] = set()
+        self._has_closed = True
         with contextlib.suppress(RuntimeError):
             self._store.key_value_set(f"{_LEFT}{self._index}", "")
-            while self._index == 0 and not self._stopped.wait(self._pause_s):
+            while True:
                 left = {int(key.rpartition("/")[2]) for key, _ in self._store.key_value_dir_get(_LEFT)}
                 if len(left | self._silent(time.monotonic())) == self._count:
                     break
-        self._has_left = True
-        # JAX's own farewell waits for the dead: it is cut short.
+                time.sleep(self._pause_s)
         self._deadline = min(self._deadline, time.monotonic() + _LINGER_S)
         # After that no thread of ours runs any more, but a collective that waits for a dead process may.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 2 * _LINGER_S)
+        return len(left) == self._count
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._pause_s):
             now = time.monotonic()
             if now > self._deadline:
-                if not self._has_left:
+                if not self._has_closed:
                     print(f"{self._failure}; this process could not close in time", file=sys.stderr, flush=True)
                 os._exit(FAILED)
             try:

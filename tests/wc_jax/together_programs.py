@@ -1,11 +1,11 @@
 """What the processes of `test_multihost.py` do: `-m tests.wc_jax.together_programs NAME INDEX COUNT PORT ...`."""
 
-import dataclasses
 import os
 import resource
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tests.wc_jax.together import TIMEOUT_S
+from tests.wc_jax.together import announce, this_process
 from wc_jax.checkpoint import Checkpoints, Position
 from wc_jax.exits import run_command
-from wc_jax.multihost import DistributedConfig, Processes, join
+from wc_jax.multihost import Processes, join
 
 
 def rows_of(index: int) -> list[float]:
@@ -48,6 +48,7 @@ def fail(processes: Processes, culprit: str, where: str) -> None:
     """One raises in its second step; the others wait for it, in a collective or in a gathering."""
     meet(processes, "device")
     if processes.index == int(culprit):
+        announce()
         raise ValueError("the sandbox burned down\nand all in it")
     meet(processes, where)
 
@@ -56,6 +57,7 @@ def die(processes: Processes, culprit: str, where: str) -> None:
     """One is gone without a word."""
     meet(processes, "device")
     if processes.index == int(culprit):
+        announce()
         os.kill(os.getpid(), signal.SIGKILL)
     meet(processes, where)
 
@@ -72,6 +74,7 @@ def wedge(processes: Processes) -> None:
     """Process 1 raises; process 0 does not come out of its `finally`."""
     meet(processes, "device")
     if processes.index == 1:
+        announce()
         raise ValueError("boom")
     try:
         meet(processes, "store")
@@ -126,7 +129,7 @@ def restore_numbers(processes: Processes, folder: str, data: str, tensor: str) -
         assert restored[name].sharding == nothing[name].sharding and restored[name].dtype == value.dtype
         for part in restored[name].addressable_shards:
             assert np.asarray(part.data).tobytes() == value[part.index].tobytes(), name
-    checkpoints.save(restored, dataclasses.replace(position, step=position.step + 1))
+    checkpoints.save(restored, replace(position, step=position.step + 1))
     print("equal")
 
 
@@ -162,13 +165,7 @@ def meet(processes: Processes, where: str) -> None:
 
 
 def main(name: str, index: str, count: str, port: str, *arguments: str) -> int:
-    config = DistributedConfig(
-        coordinator=f"127.0.0.1:{port}" if int(count) > 1 else "",
-        num_processes=int(count),
-        process_id=int(index),
-        start_timeout_s=20.0 if name != "alone" else 2.0,
-        failure_timeout_s=TIMEOUT_S,
-    )
+    config = this_process(index, count, port, start_timeout_s=2.0 if name == "alone" else 30.0)
 
     def work() -> None:
         with join(config) as processes:
