@@ -86,10 +86,16 @@ def final_state(config: Config) -> tuple[Any, Position]:
     )
 
 
-def test_a_bug_in_the_world_of_one_ends_both(tiny_policy: Path, tmp_path: Path) -> None:
-    path = write(tmp_path, tiny_policy, "run", evaluation={"every": 2})
+@pytest.mark.slow
+def test_one_without_a_valid_rollout_still_steps_and_its_bug_ends_both(tiny_policy: Path, tmp_path: Path) -> None:
+    changes = {"num_steps": 2, "rollout": {"group_size": 3, "concurrency": 2, "max_retries": 0}}
+    path = write(tmp_path, tiny_policy, "run", **changes)
     other, guilty = run_together("broken", path, "mesh.data=2", devices=1, module=TRAINING)
     assert (other.code, guilty.code) == (3, 1)
+    (row,) = flat_rows(tmp_path / "run" / "metrics.jsonl")
+    assert (row["num_rollouts"], row["num_failed"], row["num_dropped_groups"]) == (3, 3, 1)
+    assert row["num_samples"] >= 3 and row["skipped"] == 0 and row["grad_norm"] > 0
+    assert Checkpoints(folder=tmp_path / "run" / "checkpoints").steps() == [1]
     assert "process 1 failed: RuntimeError: the world has a hole" in other.err
     assert seconds_to_end([other, guilty]) < TIMEOUT_S + 10
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from configs import load
+from rollout.sandbox.protocol import SandboxError
 from rollout.types import Rollout
 from tests.wc_jax.small_runs import start_simulated
 from tests.wc_jax.together import announce, this_process
+from verifier.types import Task
 from wc_jax.assemble import Machinery, StartMachinery
 from wc_jax.config import Config
 from wc_jax.exits import run_command
@@ -18,9 +20,11 @@ from wc_jax.train import train
 
 @contextlib.contextmanager
 def with_a_hole(*arguments: Any) -> Iterator[Machinery]:
-    """The world of process 1 breaks."""
+    """The world of process 1 gives nothing in the first step and breaks in the second."""
 
-    def fall(*_: object) -> Rollout:
+    def fall(_task: Task, rollout_id: str, _seed: int) -> Rollout:
+        if rollout_id.startswith("train/1/"):
+            raise SandboxError("no sandbox today")
         announce()
         raise RuntimeError("the world has a hole")
 
