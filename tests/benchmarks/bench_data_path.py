@@ -6,10 +6,10 @@ Rollouts of the paper's size: a system prompt that all share, a task that a grou
 path a rewrite that keeps part of the one before. One process, one thread: no rollout is prepared while others
 still run, as they could be.
 
-The step that it is held against is estimated, and low, which makes the share look larger: matrix products of the parameters only (8 x
-parameters x tokens that are computed: scoring, forward, backward; no attention, no optimizer, no waiting) for a
-policy of 27e9 parameters on 64 H100 at 40 % of 989 TFLOP/s. Beside it: SmolLM2-135M at this machine's own rate,
-measured here as the products of its feed-forward layers.
+The step that it is held against is estimated, and low, which makes the share look larger: matrix products of the
+parameters only (8 x parameters x tokens that are computed: scoring, forward, backward; no attention, no optimizer, no
+waiting) for a policy of 27e9 parameters on 64 H100 at 40 % of 989 TFLOP/s. Beside it: SmolLM2-135M at this machine's
+own rate, measured here as the products of its feed-forward layers.
 """
 
 import argparse
