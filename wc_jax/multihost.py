@@ -222,7 +222,10 @@ def _connect(config: DistributedConfig) -> None:
             shutdown_timeout_seconds=jax_timeout_s,
         )
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"the processes of distributed.* can't meet: {error}") from error
+        advice = (
+            "; no cluster says who they are: write coordinator, num_processes and process_id" if config.auto else ""
+        )
+        raise ConfigError(f"the processes of distributed.* can't meet: {error}{advice}") from error
     finally:
         give_up.cancel()
 

@@ -89,24 +89,24 @@ def test_processes_at_different_places_are_our_mistake() -> None:
         among(2, lambda processes: processes.gather(1, what=("rows", "metrics")[processes.index]))
 
 
-def test_three_processes_learn_as_one() -> None:
-    ended = run_together("learn", count=3)
-    assert [process.code for process in ended] == [0, 0, 0], ended
-    w = 0.0
-    for _ in range(20):
-        w -= 0.5 * float(np.mean([w - value for i in range(3) for value in rows_of(i)]))
-    for process in ended:
-        words = process.out.splitlines()[-2].split()
-        # The process without samples ran as many steps as the others, on rows of padding.
-        assert words[1] == "4" and words[5] == "6"
-        assert float.fromhex(words[3]) == pytest.approx(w, rel=1e-6)
-    assert len({process.out.splitlines()[-2] for process in ended}) == 1
-
-
 def at_once(*runs: Callable[[], list[Ended]]) -> list[list[Ended]]:
     """Runs that wait more than they work, at the same time."""
     with ThreadPoolExecutor(len(runs)) as pool:
         return [future.result() for future in [pool.submit(run) for run in runs]]
+
+
+def test_processes_learn_as_one() -> None:
+    for ended in at_once(partial(run_together, "learn", count=3), partial(run_together, "learn_on_slurm", devices=1)):
+        assert all(process.code == 0 for process in ended), ended
+        w = 0.0
+        for _ in range(20):
+            w -= 0.5 * float(np.mean([w - value for i in range(len(ended)) for value in rows_of(i)]))
+        for process in ended:
+            words = process.out.splitlines()[-2].split()
+            # The process without samples ran as many steps as the others, on rows of padding.
+            assert words[1] == "4"
+            assert float.fromhex(words[3]) == pytest.approx(w, rel=1e-5)
+        assert len({process.out.splitlines()[-2] for process in ended}) == 1
 
 
 def test_when_one_raises_all_end_and_name_the_cause() -> None:

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tests.wc_jax.together import announce, this_process
+from tests.wc_jax.together import TIMEOUT_S, announce, this_process
 from wc_jax.checkpoint import Checkpoints, Position
 from wc_jax.exits import run_command
-from wc_jax.multihost import Processes, join
+from wc_jax.multihost import DistributedConfig, Processes, join
 
 
 def rows_of(index: int) -> list[float]:
@@ -164,8 +164,23 @@ def meet(processes: Processes, where: str) -> None:
     assert float(jax.jit(jnp.sum)(ones)) == jax.device_count()
 
 
+def slurm(index: str, count: str, port: str) -> dict[str, str]:
+    """What Slurm tells each task; JAX makes the port of the coordinator from the job's number."""
+    return {
+        "SLURM_JOB_ID": port,
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": count,
+        "SLURM_STEP_NUM_TASKS": count,
+        "SLURM_PROCID": index,
+        "SLURM_LOCALID": index,
+    }
+
+
 def main(name: str, index: str, count: str, port: str, *arguments: str) -> int:
     config = this_process(index, count, port, start_timeout_s=2.0 if name == "alone" else 30.0)
+    if name == "learn_on_slurm":
+        os.environ |= slurm(index, count, port)
+        name, config = "learn", DistributedConfig(auto=True, start_timeout_s=30.0, failure_timeout_s=TIMEOUT_S)
 
     def work() -> None:
         with join(config) as processes:
