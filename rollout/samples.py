@@ -44,9 +44,10 @@ def build_samples(
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
     first_trained: dict[int, int] = {}
+    arrays: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     samples = []
     for k in select_paths(len(tree.leaves), potentials, max_paths):
-        sample = _sample(tree.path(k), k, max_tokens, first_trained)
+        sample = _sample(tree.path(k), k, max_tokens, first_trained, arrays)
         if sample.num_trained:
             samples.append(sample)
     return samples
@@ -66,14 +67,22 @@ def segment_token_counts(samples: Sequence[Sample], num_segments: int) -> list[i
     return counts
 
 
-def _sample(path: Sequence[Node], segment: int, max_tokens: int, first_trained: dict[int, int]) -> Sample:
+def _sample(
+    path: Sequence[Node],
+    segment: int,
+    max_tokens: int,
+    first_trained: dict[int, int],
+    arrays: dict[int, tuple[np.ndarray, np.ndarray]],
+) -> Sample:
     """One path, cut to its last `max_tokens`; claims in `first_trained` what it trains.
+
+    `arrays` holds the ids and log-probabilities of the nodes that an earlier path has shown.
 
     Truncation always leaves a suffix of a message, so the part of it that has an owner is a suffix too,
     and one number a message describes it: the first owned token, counted from its first generated one.
     """
     num_cut = max(0, sum(len(node.token_ids) for node in path) - max_tokens)
-    mask, logp = [], []
+    mask, tokens, logp = [], [], []
     start = -num_cut
     for node in path:
         length = len(node.token_ids)
@@ -82,15 +91,17 @@ def _sample(path: Sequence[Node], segment: int, max_tokens: int, first_trained: 
         owned_to = node.num_template + first_trained.get(node.identity, node.num_generated)
         offsets = np.arange(first_shown, length)
         mask.append((offsets >= owned_from) & (offsets < owned_to))
-        logp.append(_logp_by_offset(node)[first_shown:])
+        if node.node_id not in arrays:
+            arrays[node.node_id] = (np.array(node.token_ids, np.int32), _logp_by_offset(node))
+        tokens.append(arrays[node.node_id][0][first_shown:])
+        logp.append(arrays[node.node_id][1][first_shown:])
         if owned_from < owned_to:
             first_trained[node.identity] = owned_from - node.num_template
         start += length
     loss_mask = np.concatenate(mask)
-    tokens = np.array([token for node in path for token in node.token_ids], np.int32)
     node_ids = np.repeat([node.identity for node in path], [len(node.token_ids) for node in path])
     return Sample(
-        tokens=tokens[num_cut:],
+        tokens=np.concatenate(tokens),
         loss_mask=loss_mask,
         sampler_logp=np.concatenate(logp),
         node_ids=node_ids.astype(np.int32)[num_cut:],
