@@ -194,6 +194,11 @@ class BatchConfig:
 
     A step that needs more gets more, at the price of compiling again.
     """
+    share_prefixes: bool = True
+    """Compute what samples have in common from the start, a prompt or a trunk, once a row. Rows longer than the
+    longest sample share more."""
+    remat: Literal["none", "dots", "layer"] = "none"
+    """What the backward pass computes again instead of keeping: nothing; all but products; whole layers."""
 
     def __post_init__(self) -> None:
         _positive(self, "row_tokens", "micro_rows")

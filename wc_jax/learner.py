@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from configs import ConfigError
-from wc_jax.batch import pack
+from wc_jax.batch import fill, plan
 from wc_jax.config import Config
 from wc_jax.credit import Credited
 from wc_jax.mesh import make_mesh
@@ -19,7 +19,6 @@ from wc_jax.multihost import ALONE, Processes
 from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig
 from wc_jax.policy.table import Params
-from wc_jax.row_packing import num_rows_needed
 from wc_jax.sharding import batch_sharding, param_shardings, state_shardings
 from wc_jax.step import init_state, make_score_fn, make_train_step
 from wc_jax.types import Batch, TrainState
@@ -36,9 +35,9 @@ class Learner:
         """Compiles nothing yet. Raises `ConfigError` when the mesh does not fit."""
         self._policy, self._optim, self._processes = policy, config.optim, processes
         self._row_tokens, self._micro_rows = config.batch.row_tokens, config.batch.micro_rows
-        self._num_rows = config.batch.rows
+        self._num_rows, self._share = config.batch.rows, config.batch.share_prefixes
         self._mesh = _checked_mesh(config, policy, processes)
-        compute = Compute(dtype=config.model.dtype, mesh=self._mesh)
+        compute = Compute(dtype=config.model.dtype, remat=config.batch.remat, mesh=self._mesh)
         temperature = config.agent.temperature
         self._score = make_score_fn(policy, compute=compute, temperature=temperature, micro_rows=self._micro_rows)
         self._step = make_train_step(
@@ -80,13 +79,13 @@ class Learner:
 
         The state that is passed in must not be used again.
         """
-        num_rows, num_samples = self._height(credited)
-        packed, _ = pack(
+        layout = plan(credited.samples, row_tokens=self._row_tokens, share=self._share, sample_ids=credited.sample_ids)
+        num_rows, num_samples = self._height(layout.num_rows, len(credited.samples))
+        packed = fill(
+            layout,
             credited.samples,
-            row_tokens=self._row_tokens,
             num_rows=num_rows // self._processes.count,
             advantages=credited.advantages,
-            sample_ids=credited.sample_ids,
         )
         batch = self._placed(packed)
         old_logp, _ = self._score(state.params, batch)
@@ -97,6 +96,8 @@ class Learner:
             **{name: float(value) for name, value in metrics.items()},
             "num_samples": num_samples,
             "num_rows": num_rows,
+            "shared_share": layout.share_saved,
+            "padding_share": 1.0 - layout.num_computed / (num_rows // self._processes.count * self._row_tokens),
             "num_compiled": _num_compiled(self._score) + _num_compiled(self._step),
         }
 
@@ -109,14 +110,13 @@ class Learner:
         sharding = batch_sharding(shape, self._mesh)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x, shape), mine)
 
-    def _height(self, credited: Credited) -> tuple[int, int]:
+    def _height(self, num_rows: int, num_samples: int) -> tuple[int, int]:
         """Rows of the batch and samples in it, over all processes.
 
         The process that needs most rows decides; others, and one without any valid sample, pad. Never fewer
         than before, so that nothing is compiled again without need.
         """
-        lengths = [len(sample.tokens) for sample in credited.samples]
-        wanted = self._processes.gather([num_rows_needed(lengths, self._row_tokens), len(lengths)], what="rows")
+        wanted = self._processes.gather([num_rows, num_samples], what="rows")
         needed = max(rows for rows, _ in wanted) * self._processes.count
         if needed > self._num_rows:
             self._num_rows = round_up(needed * 1.25, self._micro_rows)
