@@ -5,9 +5,9 @@ All functions are pure, work under jit, grad and vmap, and give 0 wherever there
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
 
 from wc_jax.masked import quotient, safe
+from wc_jax.shapes import Array, Float, Shaped
 from wc_jax.types import AnyArray
 
 

@@ -44,7 +44,7 @@ def plan(
         check_sample(sample, name, row_tokens)
     return lay_out(
         [sample.tokens for sample in samples],
-        [_trained(sample) for sample in samples],
+        [trained_tokens(sample) for sample in samples],
         row_tokens=row_tokens,
         share=share,
         align=align,
@@ -58,18 +58,24 @@ def fill(
     num_rows: int | None = None,
     advantages: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
+    count_weights: Sequence[float] | None = None,
 ) -> Batch:
     """The numpy Batch of `[num_rows, layout.row_tokens]` that `plan` laid out for these samples.
 
     Args:
         num_rows: fixed height, filled up with padding; None takes what the layout needs.
-        advantages, weights: one number a sample, given to the tokens it trains; weights (of the loss) are 1
-            by default, advantages 0.
+        advantages, weights, count_weights: one number a sample, given to the tokens it trains. Advantages are
+            0 by default, weights (of the loss) 1, count_weights (of what the loss is divided by) the weights.
 
     A token that several samples share belongs to the one that trains it. Raises ValueError when the layout needs
     more than `num_rows`.
     """
-    _check_count(samples, advantages, weights)
+    _check_count(samples, advantages, weights, count_weights)
+    numbers = [
+        np.zeros(len(samples)) if advantages is None else advantages,
+        np.ones(len(samples)) if weights is None else weights,
+    ]
+    numbers.append(numbers[1] if count_weights is None else count_weights)
     height = layout.num_rows if num_rows is None else num_rows
     if layout.num_rows > height:
         raise ValueError(
@@ -84,8 +90,7 @@ def fill(
         batch.predecessor[here] = np.arange(run.column - 1, run.column + run.stop - run.start - 1)
         batch.predecessor[run.row, run.column] = layout.predecessor(run)
     for i, sample in enumerate(samples):
-        weight = 1.0 if weights is None else weights[i]
-        _fill_trained(batch, layout, i, sample, weight, 0.0 if advantages is None else advantages[i])
+        _fill_trained(batch, layout, i, sample, *(float(values[i]) for values in numbers))
     return batch
 
 
@@ -98,6 +103,7 @@ def pack(
     num_rows: int | None = None,
     advantages: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
+    count_weights: Sequence[float] | None = None,
     sample_ids: Sequence[str] | None = None,
 ) -> tuple[Batch, Layout]:
     """`plan`, then `fill`: `(the batch, where each sample lies in it)`.
@@ -114,7 +120,10 @@ def pack(
     [5, 6, 8, 9]
     """
     layout = plan(samples, row_tokens=row_tokens, share=share, align=align, sample_ids=sample_ids)
-    return fill(layout, samples, num_rows=num_rows, advantages=advantages, weights=weights), layout
+    batch = fill(
+        layout, samples, num_rows=num_rows, advantages=advantages, weights=weights, count_weights=count_weights
+    )
+    return batch, layout
 
 
 def _check_count(samples: Sequence[Sample], *given: Sequence[object] | None) -> None:
@@ -123,16 +132,21 @@ def _check_count(samples: Sequence[Sample], *given: Sequence[object] | None) -> 
             raise ValueError(f"{len(samples)} samples need as many ids, advantages and weights, got {len(values)}")
 
 
-def _trained(sample: Sample) -> np.ndarray:
-    # A path that was cut inside an answer begins with a generated token; nothing predicts it.
+def trained_tokens(sample: Sample) -> np.ndarray:
+    """bool [T]: the sample's loss mask, without a first token.
+
+    A path that was cut inside an answer begins with a generated token; nothing predicts it.
+    """
     trained = np.array(sample.loss_mask, bool)
     trained[0] = False
     return trained
 
 
-def _fill_trained(batch: Batch, layout: Layout, i: int, sample: Sample, weight: float, advantage: float) -> None:
+def _fill_trained(
+    batch: Batch, layout: Layout, i: int, sample: Sample, advantage: float, weight: float, count_weight: float
+) -> None:
     """What sample i says of the tokens that it trains."""
-    trained = _trained(sample)
+    trained = trained_tokens(sample)
     for run in (layout.runs[r] for r in layout.paths[i]):
         stop = min(run.stop, layout.lengths[i])
         where = trained[run.start : stop]
@@ -144,6 +158,7 @@ def _fill_trained(batch: Batch, layout: Layout, i: int, sample: Sample, weight: 
         assert not where[0] or layout.predecessor(run) == run.column - 1, "a trained token begins a branch"
         batch.loss_mask[here] |= where
         batch.token_weight[here][where] = weight
+        batch.count_weight[here][where] = count_weight
         batch.advantage[here][where] = advantage
         batch.sampler_logp[here][where] = sample.sampler_logp[run.start : stop][where]
 
@@ -159,6 +174,7 @@ def _empty(height: int, width: int) -> Batch:
         predecessor=zeros(np.int32) - 1,
         loss_mask=zeros(np.bool_),
         token_weight=zeros(np.float32),
+        count_weight=zeros(np.float32),
         advantage=zeros(np.float32),
         sampler_logp=zeros(np.float32),
         old_logp=zeros(np.float32),

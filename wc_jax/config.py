@@ -9,6 +9,7 @@ from typing import Literal
 
 from rollout.agent import AgentConfig
 from rollout.context import ContextConfig
+from wc_jax.aggregation import Aggregation
 from wc_jax.credit import CreditConfig
 from wc_jax.mesh import MeshShape
 from wc_jax.multihost import DistributedConfig
@@ -173,12 +174,37 @@ class ObjectiveConfig:
     """The ratio counts no higher than 1 + clip_high."""
     tis_cap: float | None = None
     """Truncated importance weight between sampler and trainer, at most this; null is off."""
+    dual_clip: float | None = None
+    """With a negative advantage the term counts no more than this many times it; null is off."""
+    kl_coef: float = 0.0
+    """Weight of the divergence from the starting weights, in the loss; 0 is off and needs no second model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated from one token."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus; 0 is off."""
+    aggregation: Aggregation = "token_mean"
+    """Which mean the loss is: over tokens, samples, rollouts, or Dr. GRPO's with a constant length."""
+    constant_length: float | None = None
+    """Tokens that dr_grpo divides each sample's sum by, for instance the longest answer; needed there only."""
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.clip_low < 1.0, f"clip_low must be in [0, 1), got {self.clip_low}")
-        _require(self.clip_high >= 0.0, f"clip_high must be 0 or more, got {self.clip_high}")
+        for name in ("clip_high", "kl_coef", "entropy_coef"):
+            _require(getattr(self, name) >= 0.0, f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.tis_cap is not None:
             _positive(self, "tis_cap")
+        if self.constant_length is not None:
+            _positive(self, "constant_length")
+        _require(self.dual_clip is None or self.dual_clip > 1.0, f"dual_clip must be above 1, got {self.dual_clip}")
+        _require(
+            (self.aggregation == "dr_grpo") == (self.constant_length is not None),
+            "constant_length belongs to aggregation=dr_grpo: write both or neither, got"
+            f" aggregation={self.aggregation}, constant_length={self.constant_length}",
+        )
+        _require(
+            self.kl_coef > 0.0 or self.kl_estimator == "k3",
+            f"kl_estimator={self.kl_estimator} has no effect without kl_coef; write objective.kl_coef=0.01",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,8 @@ class Credited:
     advantages: tuple[float, ...]
     sample_ids: tuple[str, ...]
     """`<rollout id>#<segment>`"""
+    rollouts: tuple[int, ...]
+    """Counted from 0: samples with one number come from one rollout."""
     by_rollout: dict[str, list[float]]
     """Rollout id -> the advantage of each segment, 0 for one that is not trained."""
 
@@ -66,6 +68,7 @@ def credit_groups(groups: Sequence[Sequence[Rollout]], config: CreditConfig) -> 
     return Credited(
         samples=tuple(sample for _, sample in rows),
         advantages=tuple(float(advantages[i, sample.segment]) for i, sample in rows),
+        rollouts=tuple(i for i, _ in rows),
         sample_ids=tuple(f"{rollouts[i].rollout_id}#{sample.segment}" for i, sample in rows),
         by_rollout=by_rollout,
     )

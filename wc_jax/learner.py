@@ -11,8 +11,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from configs import ConfigError
-from wc_jax.batch import fill, plan
-from wc_jax.config import Config
+from wc_jax.aggregation import sample_weights
+from wc_jax.batch import fill, plan, trained_tokens
+from wc_jax.config import Config, ObjectiveConfig
 from wc_jax.credit import Credited
 from wc_jax.mesh import make_mesh
 from wc_jax.multihost import ALONE, Processes
@@ -20,8 +21,8 @@ from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig
 from wc_jax.policy.table import Params
 from wc_jax.sharding import batch_sharding, param_shardings, state_shardings
-from wc_jax.step import init_state, make_score_fn, make_train_step
-from wc_jax.types import Batch, TrainState
+from wc_jax.step import Objective, init_state, make_score_fn, make_train_step
+from wc_jax.types import AnyArray, Batch, TrainState
 
 
 class Learner:
@@ -39,16 +40,15 @@ class Learner:
         self._mesh = _checked_mesh(config, policy, processes)
         compute = Compute(dtype=config.model.dtype, remat=config.batch.remat, mesh=self._mesh)
         temperature = config.agent.temperature
+        self._aggregation, self._constant = config.objective.aggregation, config.objective.constant_length
+        self._needs_reference = config.objective.kl_coef > 0
+        self._reference: Params | None = None
         self._score = make_score_fn(policy, compute=compute, temperature=temperature, micro_rows=self._micro_rows)
         self._step = make_train_step(
             policy,
             config.optim,
-            objective=partial(
-                policy_objective,
-                clip_low=config.objective.clip_low,
-                clip_high=config.objective.clip_high,
-                tis_cap=config.objective.tis_cap,
-            ),
+            objective=_objective(config.objective),
+            trains_without_advantage=config.objective.kl_coef > 0 or config.objective.entropy_coef > 0,
             compute=compute,
             temperature=temperature,
             micro_rows=self._micro_rows,
@@ -56,17 +56,25 @@ class Learner:
 
     def init(self, params: Params) -> TrainState:
         """A state at step 0; `params`, the same in every process, stay usable (the step gives its input away)."""
+        if self._needs_reference:
+            self._reference = self._on_devices(params)
+        placed = self._on_devices(params)
         if self._mesh is None:
-            return init_state(jax.tree.map(jnp.array, params), self._optim)
+            return init_state(placed, self._optim)
+        start = partial(init_state, optim=self._optim)
+        places = state_shardings(jax.eval_shape(start, placed), self._policy, self._mesh)
+        return jax.jit(start, donate_argnums=0, out_shardings=places)(placed)
+
+    def _on_devices(self, params: Params) -> Params:
+        """A copy, cut as the mesh wants it."""
+        if self._mesh is None:
+            return jax.tree.map(jnp.array, params)
         shardings = param_shardings(self._policy, self._mesh)
 
         def place(name: str, weight: np.ndarray) -> jax.Array:
             return jax.make_array_from_callback(weight.shape, shardings[name], lambda index: weight[index])
 
-        placed = {name: place(name, np.asarray(weight)) for name, weight in params.items()}
-        start = partial(init_state, optim=self._optim)
-        places = state_shardings(jax.eval_shape(start, placed), self._policy, self._mesh)
-        return jax.jit(start, donate_argnums=0, out_shardings=places)(placed)
+        return {name: place(name, np.asarray(weight)) for name, weight in params.items()}
 
     def on_host(self, state: TrainState) -> Params:
         """The parameters, whole, where this process can read them."""
@@ -81,17 +89,20 @@ class Learner:
         """
         layout = plan(credited.samples, row_tokens=self._row_tokens, share=self._share, sample_ids=credited.sample_ids)
         num_rows, num_samples = self._height(layout.num_rows, len(credited.samples))
+        weights, count_weights = self._weights(credited)
         packed = fill(
             layout,
             credited.samples,
             num_rows=num_rows // self._processes.count,
             advantages=credited.advantages,
+            weights=weights,
+            count_weights=count_weights,
         )
         batch = self._placed(packed)
+        if self._reference is not None:
+            batch = batch._replace(ref_logp=self._like_batch(self._score(self._reference, batch)[0]))
         old_logp, _ = self._score(state.params, batch)
-        # On one device, back through the host, so that the step meets arrays of one kind and compiles once.
-        scored = batch._replace(old_logp=np.asarray(old_logp) if self._mesh is None else old_logp)
-        state, metrics = self._step(state, scored)
+        state, metrics = self._step(state, batch._replace(old_logp=self._like_batch(old_logp)))
         return state, {
             **{name: float(value) for name, value in metrics.items()},
             "num_samples": num_samples,
@@ -100,6 +111,27 @@ class Learner:
             "padding_share": 1.0 - layout.num_computed / (num_rows // self._processes.count * self._row_tokens),
             "num_compiled": _num_compiled(self._score) + _num_compiled(self._step),
         }
+
+    def _weights(self, credited: Credited) -> tuple[list[float], list[float]]:
+        """Of the loss and of what it is divided by, a number a sample."""
+        # Filled up, so that the number of samples is no new shape to compile for.
+        size = round_up(max(len(credited.samples), max(credited.rollouts, default=0) + 1), 256)
+        trained, rollouts = np.zeros(size, np.float32), np.zeros(size, np.int32)
+        trained[: len(credited.samples)] = [trained_tokens(sample).sum() for sample in credited.samples]
+        rollouts[: len(credited.samples)] = credited.rollouts
+        weights, count_weights = sample_weights(
+            trained,
+            rollouts,
+            num_rollouts=size,
+            aggregation=self._aggregation,
+            constant=self._constant or 1.0,
+        )
+        num_samples = len(credited.samples)
+        return np.asarray(weights)[:num_samples].tolist(), np.asarray(count_weights)[:num_samples].tolist()
+
+    def _like_batch(self, logp: jax.Array) -> AnyArray:
+        """On one device back through the host, so that the step meets arrays of one kind and compiles once."""
+        return np.asarray(logp) if self._mesh is None else logp
 
     def _placed(self, mine: Batch) -> Batch:
         """The batch of which `mine` are this process's rows."""
@@ -122,6 +154,19 @@ class Learner:
             self._num_rows = round_up(needed * 1.25, self._micro_rows)
         self._num_rows = max(self._micro_rows, self._num_rows)
         return self._num_rows, sum(count for _, count in wanted)
+
+
+def _objective(config: ObjectiveConfig) -> Objective:
+    return partial(
+        policy_objective,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        tis_cap=config.tis_cap,
+        dual_clip=config.dual_clip,
+        kl_coef=config.kl_coef,
+        kl_estimator=config.kl_estimator,
+        entropy_coef=config.entropy_coef,
+    )
 
 
 def round_up(value: float, multiple: int) -> int:

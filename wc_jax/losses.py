@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
 
+from wc_jax.shapes import Array, Float, Shaped
 from wc_jax.types import AnyArray
 
 MAX_LOG_RATIO = 20.0
@@ -57,12 +57,37 @@ def tis_weight(
     return jax.lax.stop_gradient(jnp.where(is_known, weight, 1.0))
 
 
+def kl_k1(logp: Shaped[AnyArray, "*shape"], ref_logp: Shaped[AnyArray, "*shape"]) -> Float[Array, "*shape"]:
+    """logp - ref_logp: unbiased for KL(current || reference) on the current policy's tokens, of either sign.
+
+    As a penalty it is of little use: on those tokens its gradient, that of logp, has mean 0.
+
+    >>> float(kl_k1(jnp.array(-1.0), jnp.array(-3.0)))
+    2.0
+    """
+    return log_ratio(logp, ref_logp)
+
+
+def kl_k2(logp: Shaped[AnyArray, "*shape"], ref_logp: Shaped[AnyArray, "*shape"]) -> Float[Array, "*shape"]:
+    """(logp - ref_logp)^2 / 2: biased as a value; on the current policy's tokens its gradient is that of
+    KL(current || reference).
+
+    >>> float(kl_k2(jnp.array(-1.0), jnp.array(-3.0)))
+    2.0
+    """
+    return 0.5 * jnp.square(log_ratio(logp, ref_logp))
+
+
 def kl_k3(logp: Shaped[AnyArray, "*shape"], ref_logp: Shaped[AnyArray, "*shape"]) -> Float[Array, "*shape"]:
-    """exp(d) - d - 1 with d = ref_logp - logp: unbiased for KL(current || reference) on the current
-    policy's tokens, and never negative.
+    """exp(d) - d - 1 with d = ref_logp - logp: unbiased for KL(current || reference) on the current policy's
+    tokens, and never negative. Its gradient on them is that of KL(reference || current).
 
     >>> float(kl_k3(jnp.array(-1.0), jnp.array(-1.0)))
     0.0
     """
     difference = log_ratio(ref_logp, logp)
     return jnp.expm1(difference) - difference
+
+
+KL_ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
+"""By name: (logp, ref_logp) -> nats per token."""

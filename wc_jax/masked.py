@@ -6,8 +6,8 @@ The rule: what is masked is replaced *before* any function that could make it in
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
 
+from wc_jax.shapes import Array, Float, Shaped
 from wc_jax.types import AnyArray
 
 

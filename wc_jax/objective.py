@@ -2,11 +2,15 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+import numpy as np
 
-from wc_jax.losses import clipped_surrogate, kl_k3, log_ratio, tis_weight
+from wc_jax.losses import KL_ESTIMATORS, clipped_surrogate, kl_k3, log_ratio, tis_weight
 from wc_jax.masked import masked_count, masked_max, masked_sum, quotient, safe
+from wc_jax.shapes import Array, Float, Shaped
 from wc_jax.types import AnyArray, Stats
+
+GAP_EDGES = np.geomspace(1e-7, 20.0, 64).astype(np.float32)
+"""Nats; each is 1.35 times the one before. A quantile of the sampler gap is known to one such step."""
 
 
 def policy_objective(
@@ -21,23 +25,26 @@ def policy_objective(
     tis_cap: float | None = None,
     ref_logp: Shaped[AnyArray, "*shape"] | None = None,
     kl_coef: float = 0.0,
+    kl_estimator: str = "k3",
     entropy: Shaped[AnyArray, "*shape"] | None = None,
     entropy_coef: float = 0.0,
     dual_clip: float | None = None,
     token_weight: Shaped[AnyArray, "*shape"] | None = None,
+    count_weight: Shaped[AnyArray, "*shape"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""], Stats]:
     """`(loss_sum, token_count, stats)` over the trained tokens; the caller divides once, at the very end.
 
-    With `token_weight`, terms are multiplied by it and `token_count` is the sum of the weights. `tis_cap`
-    needs `sampler_logp`, `kl_coef` needs `ref_logp`, `entropy_coef` needs `entropy`: ValueError otherwise.
-    Anything may be NaN where the mask is false.
+    Per token the term is TIS weight x clipped surrogate + kl_coef x KL estimate - entropy_coef x entropy
+    (method.md section 3, WebCoder eq. 9). With `token_weight`, terms are multiplied by it; `token_count` is the
+    sum of `count_weight`, by default that of `token_weight`, by default the number of trained tokens.
+    `aggregation.sample_weights` gives both for the usual means. `tis_cap` needs `sampler_logp`, `kl_coef` needs
+    `ref_logp`, `entropy_coef` needs `entropy`. Anything may be NaN where the mask is false.
+
+    Raises:
+        ValueError: an option without what it needs, out of its range, or an unknown `kl_estimator`.
     """
-    if tis_cap is not None and sampler_logp is None:
-        raise ValueError("tis_cap is set but there is no sampler_logp to weight by")
-    if kl_coef and ref_logp is None:
-        raise ValueError("kl_coef is set but there is no ref_logp to stay close to")
-    if entropy_coef and entropy is None:
-        raise ValueError("entropy_coef is set but there is no entropy")
+    _check_options(clip_low, clip_high, dual_clip, tis_cap, kl_coef, kl_estimator, entropy_coef)
+    _check_arrays(tis_cap, sampler_logp, kl_coef, ref_logp, entropy_coef, entropy)
     mask = jnp.asarray(loss_mask).astype(bool)
     logp, old_logp, advantage = (safe(x, mask, 0.0) for x in (logp, old_logp, advantage))
     old_logp, advantage = jax.lax.stop_gradient((old_logp, advantage))
@@ -47,15 +54,18 @@ def policy_objective(
         loss = loss * tis_weight(old_logp, sampler, cap=tis_cap)
     ref_kl = jnp.zeros_like(loss)
     if ref_logp is not None:
-        ref_kl = kl_k3(logp, jax.lax.stop_gradient(safe(ref_logp, mask, 0.0)))
+        ref_kl = KL_ESTIMATORS[kl_estimator](logp, jax.lax.stop_gradient(safe(ref_logp, mask, 0.0)))
         loss = loss + kl_coef * ref_kl
     entropies = jnp.zeros_like(loss) if entropy is None else safe(entropy, mask, 0.0)
     if entropy_coef:
         loss = loss - entropy_coef * entropies
     weight = jnp.ones_like(loss) if token_weight is None else jnp.asarray(token_weight).astype(jnp.float32)
     weight = safe(weight, mask, 0.0)
-    loss_sum, weight_sum = jnp.sum(loss * weight), jnp.sum(weight)
-    token_count = masked_count(mask) if token_weight is None else weight_sum
+    loss_sum = jnp.sum(loss * weight)
+    if count_weight is not None:
+        token_count = masked_sum(count_weight, mask)
+    else:
+        token_count = masked_count(mask) if token_weight is None else jnp.sum(weight)
     stats = _stats(logp, old_logp, advantage, mask, sampler, clip_low=clip_low, clip_high=clip_high, tis_cap=tis_cap)
     stats = stats._replace(
         loss_sum=loss_sum,
@@ -64,6 +74,60 @@ def policy_objective(
         entropy_sum=masked_sum(entropies, mask),
     )
     return loss_sum, token_count, jax.lax.stop_gradient(stats)
+
+
+def _check_options(
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+    tis_cap: float | None,
+    kl_coef: float,
+    kl_estimator: str,
+    entropy_coef: float,
+) -> None:
+    """Each option in its range. Written as `not (...)`, so that NaN is refused too."""
+    if not 0.0 <= clip_low < 1.0:
+        raise ValueError(f"clip_low must be in [0, 1), got {clip_low}; 0.2 is usual")
+    if not clip_high >= 0.0:
+        raise ValueError(f"clip_high must be 0 or more, got {clip_high}; 0.2 is usual")
+    if dual_clip is not None and not dual_clip > 1.0:
+        raise ValueError(f"dual_clip must be above 1, got {dual_clip}; 3 is usual, None is off")
+    if tis_cap is not None and not tis_cap > 0.0:
+        raise ValueError(f"tis_cap must be above 0, got {tis_cap}; 2 is usual, None is off")
+    if kl_estimator not in KL_ESTIMATORS:
+        raise ValueError(f"kl_estimator must be one of {', '.join(KL_ESTIMATORS)}, got {kl_estimator!r}")
+    for name, value in (("kl_coef", kl_coef), ("entropy_coef", entropy_coef)):
+        if not value >= 0.0:
+            raise ValueError(f"{name} must be 0 or more, got {value}; 0 is off")
+
+
+def _check_arrays(
+    tis_cap: float | None,
+    sampler_logp: object,
+    kl_coef: float,
+    ref_logp: object,
+    entropy_coef: float,
+    entropy: object,
+) -> None:
+    if tis_cap is not None and sampler_logp is None:
+        raise ValueError("tis_cap is set but there is no sampler_logp to weight by")
+    if kl_coef and ref_logp is None:
+        raise ValueError("kl_coef is set but there is no ref_logp to stay close to")
+    if entropy_coef and entropy is None:
+        raise ValueError("entropy_coef is set but there is no entropy")
+
+
+def _gap_counts(gap: jax.Array, is_known: jax.Array) -> jax.Array:
+    """[65]: how many gaps lie above each edge and not above the next."""
+    bins = jnp.searchsorted(GAP_EDGES, gap.reshape(-1))
+    return jax.ops.segment_sum(is_known.reshape(-1).astype(jnp.float32), bins, GAP_EDGES.size + 1)
+
+
+def _gap_quantile(counts: jax.Array, largest: jax.Array, share: float) -> jax.Array:
+    """The upper edge of the bin that holds the quantile, at most `largest`; 0 without any gap."""
+    reached = jnp.cumsum(counts) >= share * jnp.sum(counts)
+    edges = jnp.append(GAP_EDGES, jnp.inf)
+    return jnp.where(jnp.sum(counts) > 0, jnp.minimum(edges[jnp.argmax(reached)], largest), 0.0)
 
 
 def _stats(
@@ -96,6 +160,7 @@ def _stats(
         ref_kl_sum=zero,
         gap_sum=masked_sum(gap, has_sampler),
         gap_max=masked_max(gap, has_sampler),
+        gap_counts=_gap_counts(gap, has_sampler),
         num_sampled=masked_count(has_sampler),
         tis_capped_sum=capped,
         advantage_abs_sum=masked_sum(jnp.abs(advantage), mask),
@@ -106,7 +171,8 @@ def _stats(
 
 def empty_stats() -> Stats:
     """Of no token at all; merging it changes nothing."""
-    return Stats(*[jnp.zeros((), jnp.float32)] * len(Stats._fields))
+    empty = Stats(*[jnp.zeros((), jnp.float32)] * len(Stats._fields))
+    return empty._replace(gap_counts=jnp.zeros(GAP_EDGES.size + 1, jnp.float32))
 
 
 def merge(a: Stats, b: Stats) -> Stats:
@@ -128,6 +194,7 @@ def summarize(stats: Stats) -> dict[str, jax.Array]:
         "approx_kl": quotient(stats.kl_sum, tokens),
         "ref_kl": quotient(stats.ref_kl_sum, tokens),
         "sampler_gap_mean": quotient(stats.gap_sum, sampled),
+        "sampler_gap_p99": _gap_quantile(stats.gap_counts, stats.gap_max, 0.99),
         "sampler_gap_max": stats.gap_max,
         "sampler_missing": tokens - sampled,
         "tis_capped_share": quotient(stats.tis_capped_sum, sampled),

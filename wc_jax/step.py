@@ -205,6 +205,7 @@ def make_train_step(
             ref_logp=batch.ref_logp,
             entropy=entropy,
             token_weight=batch.token_weight,
+            count_weight=batch.count_weight,
         )
         return loss_sum, stats
 

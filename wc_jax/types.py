@@ -39,8 +39,9 @@ class Batch(NamedTuple):
     loss_mask: AnyArray
     """bool [B, T]; True where the policy generated the token and this row owns it."""
     token_weight: AnyArray
-    """float32 [B, T]; share of the loss, 0 where masked. 1 everywhere is the mean over tokens; 1 / (the
-    rollout's trained tokens) is the mean over rollouts."""
+    """float32 [B, T]; what multiplies the token's loss, 0 where masked (see `aggregation`)."""
+    count_weight: AnyArray
+    """float32 [B, T]; what the token adds to the number that the summed loss is divided by, 0 where masked."""
     advantage: AnyArray
     """float32 [B, T]; 0 where masked."""
     sampler_logp: AnyArray
@@ -70,6 +71,7 @@ class Stats(NamedTuple):
     """Trained tokens."""
     loss_sum: jax.Array
     weight_sum: jax.Array
+    """What `loss_sum` is divided by: trained tokens, samples or rollouts."""
     ratio_sum: jax.Array
     ratio_max: jax.Array
     clip_low_sum: jax.Array
@@ -83,8 +85,10 @@ class Stats(NamedTuple):
     gap_sum: jax.Array
     """|old_logp - sampler_logp| where the engine reported one, nats."""
     gap_max: jax.Array
+    gap_counts: jax.Array
+    """[65]: tokens by that gap, in bins that `objective.GAP_EDGES` part."""
     num_sampled: jax.Array
-    """Trained tokens with a finite sampler log-probability; `gap_sum` and `tis_capped_sum` are over these."""
+    """Trained tokens with a finite sampler log-probability; the gap's and `tis_capped_sum` are over these."""
     tis_capped_sum: jax.Array
     advantage_abs_sum: jax.Array
     advantage_abs_max: jax.Array

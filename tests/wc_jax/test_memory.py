@@ -28,7 +28,7 @@ def shapes(num_tokens: int, vocab: int, tied: bool):
     )
     params = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in weight_table(config).items()}
     ints, floats, flags = (jax.ShapeDtypeStruct((1, num_tokens), t) for t in (jnp.int32, jnp.float32, jnp.bool_))
-    return config, params, Batch(ints, ints, ints, ints, flags, floats, floats, floats, floats)
+    return config, params, Batch(ints, ints, ints, ints, flags, floats, floats, floats, floats, floats)
 
 
 def largest_buffer(compiled) -> int:

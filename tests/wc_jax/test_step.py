@@ -123,7 +123,7 @@ def test_a_batch_without_signal_is_skipped_and_counted(kind):
     batch = scored(make_batch()[0])
     zero = np.zeros_like(batch.advantage)
     if kind == "no trained token":
-        batch = batch._replace(loss_mask=zero.astype(bool), token_weight=zero)
+        batch = batch._replace(loss_mask=zero.astype(bool), token_weight=zero, count_weight=zero)
     else:
         batch = batch._replace(advantage=zero)
     state, _ = step_of()(fresh(), scored(make_batch()[0]))
