@@ -21,7 +21,7 @@ def sample_weights(
     rollout_ids: Shaped[AnyArray, "S"],
     *,
     num_rollouts: int,
-    aggregation: Aggregation = "token_mean",
+    aggregation: str = "token_mean",
     constant: float = 1.0,
 ) -> tuple[Float[Array, "S"], Float[Array, "S"]]:
     """`(token_weight, count_weight)` of every trained token of each sample; 0 for a sample that trains none.

@@ -60,32 +60,39 @@ def tis_weight(
 def kl_k1(logp: Shaped[AnyArray, "*shape"], ref_logp: Shaped[AnyArray, "*shape"]) -> Float[Array, "*shape"]:
     """logp - ref_logp: unbiased for KL(current || reference) on the current policy's tokens, of either sign.
 
-    As a penalty it is of little use: on those tokens its gradient, that of logp, has mean 0.
+    Its gradient per token is that of logp, whatever the reference: on those tokens its mean is 0, so as a penalty
+    it is of little use.
 
     >>> float(kl_k1(jnp.array(-1.0), jnp.array(-3.0)))
     2.0
     """
-    return log_ratio(logp, ref_logp)
+    return jnp.asarray(logp).astype(jnp.float32) - jnp.asarray(ref_logp).astype(jnp.float32)
 
 
 def kl_k2(logp: Shaped[AnyArray, "*shape"], ref_logp: Shaped[AnyArray, "*shape"]) -> Float[Array, "*shape"]:
-    """(logp - ref_logp)^2 / 2: biased as a value; on the current policy's tokens its gradient is that of
-    KL(current || reference).
+    """(logp - ref_logp)^2 / 2: biased as a value, never negative.
+
+    Its gradient per token is (logp - ref_logp) times that of logp; on the current policy's tokens its mean is the
+    gradient of KL(current || reference).
 
     >>> float(kl_k2(jnp.array(-1.0), jnp.array(-3.0)))
     2.0
     """
-    return 0.5 * jnp.square(log_ratio(logp, ref_logp))
+    return 0.5 * jnp.square(kl_k1(logp, ref_logp))
 
 
 def kl_k3(logp: Shaped[AnyArray, "*shape"], ref_logp: Shaped[AnyArray, "*shape"]) -> Float[Array, "*shape"]:
     """exp(d) - d - 1 with d = ref_logp - logp: unbiased for KL(current || reference) on the current policy's
-    tokens, and never negative. Its gradient on them is that of KL(reference || current).
+    tokens, and never negative (Schulman, "Approximating KL divergence", 2020). d counts up to `MAX_LOG_RATIO`.
+
+    Its gradient per token is (1 - exp(d)) times that of logp; on those tokens its mean is the gradient of
+    KL(reference || current).
 
     >>> float(kl_k3(jnp.array(-1.0), jnp.array(-1.0)))
     0.0
     """
-    difference = log_ratio(ref_logp, logp)
+    # Bounded above only: where the policy is sure of what the reference excludes, -d must still pull it back.
+    difference = jnp.minimum(-kl_k1(logp, ref_logp), MAX_LOG_RATIO)
     return jnp.expm1(difference) - difference
 
 

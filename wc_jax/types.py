@@ -81,7 +81,7 @@ class Stats(NamedTuple):
     kl_sum: jax.Array
     """k3 estimate of KL(old || current), nats."""
     ref_kl_sum: jax.Array
-    """k3 estimate of KL(current || reference), nats; 0 without a reference."""
+    """KL(current || reference) by the estimator in use, nats; 0 without a reference."""
     gap_sum: jax.Array
     """|old_logp - sampler_logp| where the engine reported one, nats."""
     gap_max: jax.Array
