@@ -40,6 +40,83 @@ def test_gradient_equals_finite_differences():
         assert float(grad[i]) == pytest.approx(slope, abs=1e-4)
 
 
+ALL = {"tis_cap": 1.5, "kl_coef": 0.3, "kl_estimator": "k3", "entropy_coef": 0.1, "dual_clip": 1.5}
+REF, ENTROPY = -rng.random(SHAPE).astype(np.float32) * 3, rng.random(SHAPE).astype(np.float32)
+WEIGHT, SHARE = rng.random((2, *SHAPE)).astype(np.float32)
+
+
+def with_all_options(logp, entropy, mask=MASK):
+    return policy_objective(
+        logp,
+        OLD,
+        ADVANTAGE,
+        mask,
+        sampler_logp=SAMPLER,
+        ref_logp=REF,
+        entropy=entropy,
+        token_weight=WEIGHT,
+        count_weight=SHARE,
+        **ALL,
+    )
+
+
+def terms_of_all_options(logp, entropy):
+    """[SHAPE] in float64: WebCoder eq. 9 with each option of method.md section 3."""
+    old, advantage, sampler, ref, weight = (np.float64(x) for x in (OLD, ADVANTAGE, SAMPLER, REF, WEIGHT))
+    ratio = np.exp(logp - old)
+    gain = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
+    gain = np.where(advantage < 0, np.maximum(gain, 1.5 * advantage), gain)
+    away = ref - logp
+    term = -gain * np.minimum(np.exp(old - sampler), 1.5) + 0.3 * (np.exp(away) - away - 1) - 0.1 * entropy
+    return weight * term
+
+
+def test_all_options_together_equal_the_oracle_and_its_finite_differences():
+    (total, count), slopes = jax.value_and_grad(lambda *x: with_all_options(*x)[:2], (0, 1), has_aux=True)(
+        LOGP, ENTROPY
+    )
+    terms = terms_of_all_options(np.float64(LOGP), np.float64(ENTROPY))
+    assert float(total) == pytest.approx(terms[MASK].sum(), rel=1e-5)
+    assert float(count) == pytest.approx(SHARE[MASK].sum(), rel=1e-6)
+    at, step = (np.float64(LOGP), np.float64(ENTROPY)), 1e-6
+    for slope, (up, down) in zip(
+        slopes,
+        [
+            ((at[0] + step, at[1]), (at[0] - step, at[1])),
+            ((at[0], at[1] + step), (at[0], at[1] - step)),
+        ],
+        strict=True,
+    ):
+        # Each term knows its own position only, so that one difference moves them all.
+        wanted = (terms_of_all_options(*up) - terms_of_all_options(*down)) / (2 * step)
+        np.testing.assert_allclose(slope, np.where(MASK, wanted, 0.0), rtol=1e-4, atol=1e-5)
+
+
+def test_eager_equals_compiled():
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        with_all_options(LOGP, ENTROPY),
+        jax.jit(with_all_options)(LOGP, ENTROPY),
+    )
+
+
+def test_a_divisor_of_its_own_leaves_the_sum_alone():
+    ones = np.ones(SHAPE, np.float32)
+    plain = policy_objective(LOGP, OLD, ADVANTAGE, MASK)
+    total, count, stats = policy_objective(LOGP, OLD, ADVANTAGE, MASK, count_weight=np.where(MASK, 0.5 * ones, np.nan))
+    assert float(total) == float(plain[0]) and float(count) == float(stats.weight_sum) == MASK.sum() / 2
+    assert float(summarize(stats)["loss"]) == pytest.approx(float(total / count))
+
+
+def test_a_total_weight_below_one_is_not_clamped():
+    # Two tokens of weight 1/4, losses 4 and 0: the mean is 2; divided by max(0.5, 1) it would be 1.
+    quarter = np.full(2, 0.25, np.float32)
+    total, count, stats = policy_objective(
+        np.zeros(2), np.zeros(2), np.array([-4.0, 0.0]), np.ones(2, bool), token_weight=quarter
+    )
+    assert float(count) == 0.5 and float(total / count) == float(summarize(stats)["loss"]) == 2.0
+
+
 def test_nothing_behind_the_mask_matters():
     dirty = [np.where(MASK, x, np.nan) for x in (LOGP, OLD, ADVANTAGE, SAMPLER)]
 
