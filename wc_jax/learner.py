@@ -88,7 +88,9 @@ class Learner:
         The state that is passed in must not be used again.
         """
         layout = plan(credited.samples, row_tokens=self._row_tokens, share=self._share, sample_ids=credited.sample_ids)
-        num_rows, num_samples = self._height(layout.num_rows, len(credited.samples))
+        mine = (layout.num_rows, len(credited.samples), layout.num_tokens, layout.num_computed)
+        all_rows, *others = zip(*self._processes.gather(mine, what="rows"), strict=True)
+        num_rows, (num_samples, num_tokens, num_computed) = self._height(max(all_rows)), map(sum, others)
         weights, count_weights = self._weights(credited)
         packed = fill(
             layout,
@@ -107,8 +109,8 @@ class Learner:
             **{name: float(value) for name, value in metrics.items()},
             "num_samples": num_samples,
             "num_rows": num_rows,
-            "shared_share": layout.share_saved,
-            "padding_share": 1.0 - layout.num_computed / (num_rows // self._processes.count * self._row_tokens),
+            "shared_share": (num_tokens - num_computed) / max(num_tokens, 1),
+            "padding_share": 1.0 - num_computed / (num_rows * self._row_tokens),
             "num_compiled": _num_compiled(self._score) + _num_compiled(self._step),
         }
 
@@ -142,18 +144,16 @@ class Learner:
         sharding = batch_sharding(shape, self._mesh)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x, shape), mine)
 
-    def _height(self, num_rows: int, num_samples: int) -> tuple[int, int]:
-        """Rows of the batch and samples in it, over all processes.
+    def _height(self, most_rows: int) -> int:
+        """Rows of the batch. The process that needs most rows decides; others, and one without any valid sample, pad.
 
-        The process that needs most rows decides; others, and one without any valid sample, pad. Never fewer
-        than before, so that nothing is compiled again without need.
+        Never fewer than before, so that nothing is compiled again without need.
         """
-        wanted = self._processes.gather([num_rows, num_samples], what="rows")
-        needed = max(rows for rows, _ in wanted) * self._processes.count
+        needed = most_rows * self._processes.count
         if needed > self._num_rows:
             self._num_rows = round_up(needed * 1.25, self._micro_rows)
         self._num_rows = max(self._micro_rows, self._num_rows)
-        return self._num_rows, sum(count for _, count in wanted)
+        return self._num_rows
 
 
 def _objective(config: ObjectiveConfig) -> Objective:

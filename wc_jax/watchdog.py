@@ -105,8 +105,8 @@ class Watchdog:
     def leave(self) -> bool:
         """After all is closed: waits, within the time that is left, for the others to close, too.
 
-        Process 0 keeps the store, and JAX's own farewell waits for all. Seconds later this process ends, by
-        itself or not. Returns whether all others have closed; else some are dead.
+        Process 0 keeps the store, and JAX's own farewell waits for all. Soon after this process ends, by itself or
+        not. Returns whether all others have closed; else some are dead.
         """
         left: set[int] = set()
         self._has_closed = True
@@ -117,11 +117,13 @@ class Watchdog:
                 if len(left | self._silent(time.monotonic())) == self._count:
                     break
                 time.sleep(self._pause_s)
-        self._deadline = min(self._deadline, time.monotonic() + _LINGER_S)
+        are_all_here, now = len(left) == self._count, time.monotonic()
+        soon = now + _LINGER_S
+        self._deadline = max(self._deadline, soon) if are_all_here else min(self._deadline, soon)
         # After that no thread of ours runs any more, but a collective that waits for a dead process may.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, 2 * _LINGER_S)
-        return len(left) == self._count
+        signal.setitimer(signal.ITIMER_REAL, self._deadline - now + _LINGER_S)
+        return are_all_here
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._pause_s):

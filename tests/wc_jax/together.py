@@ -83,6 +83,7 @@ def run_together(
     finally:
         for process in running:
             process.kill()
+            process.communicate()
 
 
 def free_port() -> int:
