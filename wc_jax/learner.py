@@ -16,7 +16,7 @@ from wc_jax.batch import fill, plan, trained_tokens
 from wc_jax.config import Config, ObjectiveConfig
 from wc_jax.credit import Credited
 from wc_jax.mesh import make_mesh
-from wc_jax.multihost import ALONE, Processes
+from wc_jax.multihost import ALONE, Processes, introduce
 from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig
 from wc_jax.policy.table import Params
@@ -69,6 +69,7 @@ class Learner:
         """A copy, cut as the mesh wants it."""
         if self._mesh is None:
             return jax.tree.map(jnp.array, params)
+        introduce(self._mesh, self._processes)
         shardings = param_shardings(self._policy, self._mesh)
 
         def place(name: str, weight: np.ndarray) -> jax.Array:
@@ -101,10 +102,11 @@ class Learner:
             count_weights=count_weights,
         )
         batch = self._placed(packed)
-        if self._reference is not None:
-            batch = batch._replace(ref_logp=self._like_batch(self._score(self._reference, batch)[0]))
         old_logp, _ = self._score(state.params, batch)
-        state, metrics = self._step(state, batch._replace(old_logp=self._like_batch(old_logp)))
+        scored = batch._replace(old_logp=self._like_batch(old_logp))
+        if self._reference is not None:
+            scored = scored._replace(ref_logp=self._like_batch(self._score(self._reference, batch)[0]))
+        state, metrics = self._step(state, scored)
         return state, {
             **{name: float(value) for name, value in metrics.items()},
             "num_samples": num_samples,
