@@ -9,6 +9,8 @@ process that waits can be interrupted when another one fails. All of them see th
 
 import atexit
 import contextlib
+import functools
+import itertools
 import json
 import math
 import os
@@ -21,7 +23,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax._src import distributed
+from jax.sharding import Mesh, PartitionSpec
 
 from configs import ConfigError
 from wc_jax.watchdog import FAILED, PeerFailed, Store, Watchdog
@@ -189,6 +193,24 @@ def join(config: DistributedConfig) -> Iterator[Processes]:
         raise
     watchdog.stop()
     jax.distributed.shutdown()
+
+
+def introduce(mesh: Mesh, processes: Processes) -> None:
+    """The first collective of each group of devices, now that all processes are here.
+
+    On CPUs a process has 30 s to follow the others to it, and they may compile for longer than that.
+    """
+    if processes.count == 1 or jax.default_backend() != "cpu":
+        return
+    axes = [name for name, size in mesh.shape.items() if size > 1]
+    everywhere = PartitionSpec()
+    for group in itertools.chain.from_iterable(itertools.combinations(axes, n + 1) for n in range(len(axes))):
+        add = jax.shard_map(
+            functools.partial(jax.lax.psum, axis_name=group), mesh=mesh, in_specs=everywhere, out_specs=everywhere
+        )
+        compiled = jax.jit(add).lower(np.float32(1.0)).compile()
+        processes.wait(what=f"meeting along {group}")
+        jax.block_until_ready(compiled(np.float32(1.0)))
 
 
 def _end(*, is_farewell_possible: bool) -> None:
