@@ -26,7 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from wc_jax import atomic
-from wc_jax.multihost import ALONE, Processes
+from wc_jax.processes import ALONE, Processes
 
 State = TypeVar("State")
 _NAME = re.compile(r"step_(\d+)")

@@ -19,7 +19,8 @@ from wc_jax.config import Config
 from wc_jax.evaluation import evaluate_policy
 from wc_jax.exits import run_command
 from wc_jax.learner import Learner
-from wc_jax.multihost import ALONE, DistributedConfig
+from wc_jax.multihost import DistributedConfig
+from wc_jax.processes import ALONE
 from wc_jax.progress import Progress
 from wc_jax.run_folder import check_run_folder
 

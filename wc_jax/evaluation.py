@@ -10,7 +10,7 @@ from rollout.types import Rollout
 from verifier.types import Task
 from wc_jax.config import Config
 from wc_jax.measures import Facts, gather_facts, measure_rollouts
-from wc_jax.multihost import Processes
+from wc_jax.processes import Processes
 from wc_jax.report import Shown
 
 

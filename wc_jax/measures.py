@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollout.types import Rollout, Stop
-from wc_jax.multihost import Processes
+from wc_jax.processes import Processes
 
 _GATES = ("build", "entry", "render")
 

@@ -19,7 +19,7 @@ import yaml
 from configs import ConfigError, to_plain
 from wc_jax import atomic
 from wc_jax.config import Config
-from wc_jax.multihost import Processes
+from wc_jax.processes import Processes
 
 # Settings that change what is watched or how fast, or that tell a run to go on, but never the numbers (a mesh
 # changes the order in which they are summed).

@@ -26,7 +26,8 @@ from wc_jax.exits import run_command
 from wc_jax.host_memory import keep_large_buffers
 from wc_jax.learner import Learner
 from wc_jax.measures import gather_facts, group_spread, measure_rollouts
-from wc_jax.multihost import Processes, join
+from wc_jax.multihost import join
+from wc_jax.processes import Processes
 from wc_jax.progress import Progress
 from wc_jax.report import read_rows, save_pages, write_report
 from wc_jax.run_folder import RunFolder, check_run_folder, check_seen, check_together, record_start

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.wc_jax.together import TIMEOUT_S, Ended, run_together, seconds_to_end
 from tests.wc_jax.together_programs import rows_of
-from wc_jax.multihost import DistributedConfig, Processes
+from wc_jax.multihost import DistributedConfig
+from wc_jax.processes import Processes
 
 MARGIN_S = 10.0
 """For a busy machine, on top of what the configuration promises."""

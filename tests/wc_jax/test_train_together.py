@@ -15,7 +15,7 @@ from wc_jax.assemble import read_inputs
 from wc_jax.checkpoint import Checkpoints, Position
 from wc_jax.config import Config
 from wc_jax.learner import Learner
-from wc_jax.multihost import Processes
+from wc_jax.processes import Processes
 from wc_jax.run_folder import check_run_folder, check_together
 from wc_jax.track import flatten
 from wc_jax.train import train

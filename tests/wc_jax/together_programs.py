@@ -16,7 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tests.wc_jax.together import TIMEOUT_S, announce, this_process
 from wc_jax.checkpoint import Checkpoints, Position
 from wc_jax.exits import run_command
-from wc_jax.multihost import DistributedConfig, Processes, join
+from wc_jax.multihost import DistributedConfig, join
+from wc_jax.processes import Processes
 
 
 def rows_of(index: int) -> list[float]:
