@@ -92,14 +92,15 @@ def _summed_gradients(
         def add(carry: tuple[Params, Stats]) -> tuple[Params, Stats]:
             grads, stats = carry
             more, found = jax.grad(loss, has_aux=True)(params, micro)
-            grads = jax.tree.map(jnp.add, grads, more)
+            # Sums over many micro-batches are float32, whatever the masters are.
+            grads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, more)
             # Told where they lie, gradients are summed into parts instead of whole copies.
             return grads if places is None else jax.lax.with_sharding_constraint(grads, places), merge(stats, found)
 
         # The batch's height is fixed, so that it compiles once: rows of padding must cost nothing.
         return jax.lax.cond(jnp.any(micro.loss_mask), add, lambda carry: carry, carry), None
 
-    start = (jax.tree.map(jnp.zeros_like, params), empty_stats())
+    start = (jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), empty_stats())
     return jax.lax.scan(accumulate, start, micros)[0]
 
 

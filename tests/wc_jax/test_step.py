@@ -202,3 +202,11 @@ def test_the_last_token_of_a_segment_predicts_nothing():
         chunk=16,
     )
     assert not np.asarray(logp).any()
+
+
+def test_bfloat16_masters_train_with_float32_sums():
+    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), loud_params(CONFIG))
+    step = step_of(micro_rows=1, compute=Compute(dtype="bfloat16"))
+    state, metrics = step(init_state(params, OPTIM), scored(make_batch()[0]))
+    assert {p.dtype for p in state.params.values()} == {jnp.dtype("bfloat16")}
+    assert float(metrics["skipped"]) == 0.0 and float(metrics["grad_norm"]) > 0.0
