@@ -6,9 +6,9 @@ them: padding to the longest of the whole update, scoring and loss in micro-batc
 """
 
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from tests.benchmarks.peers.turns import Measures, serve
-from tests.benchmarks.peers.work import LEARNING_RATE, MAX_GRAD_NORM, load_work, padded
+from tests.benchmarks.peers.work import LEARNING_RATE, MAX_GRAD_NORM, PAD_ID, load_work, padded
 
 
 def make_trainer(settings: dict[str, Any], num_samples: int) -> GRPOTrainer:
@@ -46,49 +46,63 @@ def make_trainer(settings: dict[str, Any], num_samples: int) -> GRPOTrainer:
     )
 
 
-def prepare(settings: dict[str, Any]) -> Callable[[str], Measures]:
-    torch.set_num_threads(settings["threads"])
-    works = {name: load_work(path) for name, path in settings["works"].items()}
-    trainer = make_trainer(settings, max(len(work.tokens) for work in works.values()))
-    model = trainer.model.train()
-    optimizer = trainer.create_optimizer()
-    micro_rows = settings["micro_rows"]
+def as_batch(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """What `_generate_and_score_completions` makes of prompts and completions."""
+    prompts, completions = (torch.from_numpy(arrays[key]).long() for key in ("prompts", "completions"))
+    completion_mask = (completions != PAD_ID).long()
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": (prompts != PAD_ID).long(),
+        "completion_ids": completions,
+        "completion_mask": completion_mask,
+        "advantages": torch.from_numpy(arrays["advantages"]),
+        "num_items_in_batch": completion_mask.sum(),
+    }
 
-    def update(name: str) -> Measures:
-        arrays = {key: torch.from_numpy(value) for key, value in padded(works[name]).items()}
-        prompts, completions = arrays["prompts"].long(), arrays["completions"].long()
-        batch = {
-            "prompt_ids": prompts,
-            "prompt_mask": (prompts != 0).long(),
-            "completion_ids": completions,
-            "completion_mask": (completions != 0).long(),
-            "advantages": arrays["advantages"],
-        }
+
+class Trl:
+    """The trainer and its optimizer."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        torch.set_num_threads(settings["threads"])
+        self._works = {name: padded(load_work(path)) for name, path in settings["works"].items()}
+        self._micro_rows: int = settings["micro_rows"]
+        self._trainer = make_trainer(settings, max(len(work["prompts"]) for work in self._works.values()))
+        self._model = self._trainer.model.train()
+        self._optimizer = self._trainer.create_optimizer()
+
+    def warm_up(self, work: str) -> None:
+        self._gradients(as_batch({key: value[: self._micro_rows] for key, value in self._works[work].items()}))
+        self._model.zero_grad()
+
+    def update(self, work: str) -> Measures:
+        batch = as_batch(self._works[work])
+        loss, logp = self._gradients(batch)
+        norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), MAX_GRAD_NORM)
+        self._optimizer.step()
+        self._model.zero_grad()
+        return {"loss": loss, "grad_norm": float(norm), "logp": logp}
+
+    def _gradients(self, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
+        """Scores and accumulates gradients: `(loss, mean old log-probability)`."""
         with torch.no_grad():
-            batch["old_per_token_logps"], _, _ = trainer._get_per_token_logps_and_entropies(
-                model,
-                torch.cat([prompts, completions], dim=1),
+            old_logp, _, _ = self._trainer._get_per_token_logps_and_entropies(
+                self._model,
+                torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
                 torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-                completions.shape[1],
-                batch_size=micro_rows,
+                batch["completion_ids"].shape[1],
+                batch_size=self._micro_rows,
             )
-        num_micro = len(prompts) // micro_rows
-        trainer.current_gradient_accumulation_steps = num_micro
-        batch["num_items_in_batch"] = batch["completion_mask"].sum()
+        num_micro = len(old_logp) // self._micro_rows
+        self._trainer.current_gradient_accumulation_steps = num_micro
         loss_sum = 0.0
-        for micro in split_tensor_dict(batch, num_micro):
-            loss = trainer.compute_loss(model, micro, num_items_in_batch=batch["num_items_in_batch"])
-            trainer.accelerator.backward(loss)
+        for micro in split_tensor_dict({**batch, "old_per_token_logps": old_logp}, num_micro):
+            loss = self._trainer.compute_loss(self._model, micro, num_items_in_batch=batch["num_items_in_batch"])
+            self._trainer.accelerator.backward(loss)
             loss_sum += loss.item()
-        norm = trainer.accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-        optimizer.step()
-        model.zero_grad()
         mask = batch["completion_mask"]
-        logp = ((batch["old_per_token_logps"] * mask).sum(1) / mask.sum(1)).mean()
-        return {"loss": loss_sum, "grad_norm": float(norm), "logp": float(logp)}
-
-    return update
+        return loss_sum, float(((old_logp * mask).sum(1) / mask.sum(1)).mean())
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve(Trl)

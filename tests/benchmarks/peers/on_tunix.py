@@ -4,7 +4,6 @@ Rows are padded: Tunix's packing (`max_seq_token_per_tpu`) needs its splash atte
 its models mask by sample but not by time, so that packed rows train on what they should predict.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,7 +62,11 @@ def make_trainer(model: nnx.Module, num_micro: int) -> Trainer:
     trainer = Trainer(
         model=model,
         optimizer=optax.chain(remember_norm(), optax.clip_by_global_norm(MAX_GRAD_NORM), adam),
-        training_config=TrainingConfig(eval_every_n_steps=10**9, gradient_accumulation_steps=num_micro),
+        training_config=TrainingConfig(
+            eval_every_n_steps=10**9,
+            gradient_accumulation_steps=num_micro,
+            max_inflight_computations=1,  # each computation in flight holds its buffers, 8 GiB at the full size
+        ),
         custom_checkpoint_metadata_fn=dict,
     )
     trainer.is_managed_externally = True
@@ -85,21 +88,49 @@ def found_norm(trainer: Trainer) -> float:
     return float(chain["opt_state"]["inner_opt_state"][0])
 
 
-def prepare(settings: dict[str, Any]) -> Callable[[str], Measures]:
-    works = {name: load_work(path) for name, path in settings["works"].items()}
-    micro_rows = settings["micro_rows"]
-    num_samples = {len(work.tokens) for work in works.values()}
-    assert len(num_samples) == 1, "Tunix's trainer fixes the number of micro-batches"
-    model = load_model(settings)
-    trainer = make_trainer(model, num_samples.pop() // micro_rows)
+class Tunix:
+    """The trainer, and what it trains on."""
 
-    def update(name: str) -> Measures:
-        arrays = padded(works[name])
-        cuts = range(0, len(arrays["prompts"]), micro_rows)
-        micros = [{key: jnp.asarray(value[cut : cut + micro_rows]) for key, value in arrays.items()} for cut in cuts]
-        graphdef, weights = nnx.split(trainer.model)
-        old = [
-            common.compute_per_token_logps(
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._works = {name: padded(load_work(path)) for name, path in settings["works"].items()}
+        self._micro_rows: int = settings["micro_rows"]
+        num_samples = {len(work["prompts"]) for work in self._works.values()}
+        assert len(num_samples) == 1, "Tunix's trainer fixes the number of micro-batches"
+        self._trainer = make_trainer(load_model(settings), num_samples.pop() // self._micro_rows)
+        self._is_new = True
+
+    def warm_up(self, work: str) -> None:
+        trainer = self._trainer
+        assert self._is_new, "a warm-up forgets what was trained before"
+        weights = nnx.to_pure_dict(nnx.state(trainer.model))
+        # Two: the first state of an optimizer differs in types from all later ones, and compiles for itself.
+        rows = 2 * self._micro_rows
+        trainer.train(self._scored({key: value[:rows] for key, value in self._works[work].items()}))
+        nnx.replace_by_pure_dict(state := nnx.state(trainer.model), weights)
+        nnx.update(trainer.model, state)
+        nnx.update(trainer.optimizer, jax.tree.map(jnp.zeros_like, nnx.state(trainer.optimizer)))
+        trainer._iter_steps = trainer._train_steps = 0
+        trainer._buffered_train_metrics = trainer._prev_buffered_train_metrics = None
+
+    def update(self, work: str) -> Measures:
+        arrays = self._works[work]
+        examples = self._scored(arrays)
+        self._is_new = False
+        self._trainer.train(examples)
+        jax.block_until_ready(nnx.state(self._trainer.model))
+        losses = self._trainer._prev_buffered_train_metrics.losses
+        mask = arrays["completions"] != PAD_ID
+        logp = np.concatenate([np.asarray(example.old_per_token_logps) for example in examples])
+        mean_logp = float(np.mean(np.sum(logp * mask, 1) / np.sum(mask, 1)))
+        return {"loss": float(np.mean(losses)), "grad_norm": found_norm(self._trainer), "logp": mean_logp}
+
+    def _scored(self, arrays: dict[str, np.ndarray]) -> list[common.TrainExample]:
+        """Micro-batches with their old log-probabilities."""
+        graphdef, weights = nnx.split(self._trainer.model)
+        examples = []
+        for cut in range(0, len(arrays["prompts"]), self._micro_rows):
+            micro = {key: jnp.asarray(value[cut : cut + self._micro_rows]) for key, value in arrays.items()}
+            logp = common.compute_per_token_logps(
                 graphdef,
                 weights,
                 prompt_tokens=micro["prompts"],
@@ -107,29 +138,18 @@ def prepare(settings: dict[str, Any]) -> Callable[[str], Measures]:
                 pad_id=PAD_ID,
                 eos_id=EOS_ID,
             )
-            for micro in micros
-        ]
-        examples = [
-            common.TrainExample(
+            example = common.TrainExample(
                 prompt_ids=micro["prompts"],
                 prompt_mask=micro["prompts"] != PAD_ID,
                 completion_ids=micro["completions"],
                 completion_mask=micro["completions"] != PAD_ID,
                 advantages=micro["advantages"],
                 ref_per_token_logps=None,
-                old_per_token_logps=logp,
+                old_per_token_logps=logp.block_until_ready(),  # again: one in flight at a time
             )
-            for micro, logp in zip(micros, old, strict=True)
-        ]
-        trainer.train(examples)
-        jax.block_until_ready(nnx.state(trainer.model))
-        losses = trainer._prev_buffered_train_metrics.losses
-        mask, logp = arrays["completions"] != PAD_ID, np.concatenate([np.asarray(x) for x in old])
-        mean_logp = float(np.mean(np.sum(logp * mask, 1) / np.sum(mask, 1)))
-        return {"loss": float(np.mean(losses)), "grad_norm": found_norm(trainer), "logp": mean_logp}
-
-    return update
+            examples.append(example)
+        return examples
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve(Tunix)

@@ -1,8 +1,8 @@
 """Our side of the update benchmark: packed rows, the score function and the train step as a run uses them."""
 
-from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from rollout.types import Sample
@@ -34,27 +34,37 @@ def pack_work(work: Work, row_tokens: int) -> Batch:
     return pack(samples, row_tokens=row_tokens, advantages=work.advantages, weights=weights)[0]
 
 
-def prepare(settings: dict[str, Any]) -> Callable[[str], Measures]:
-    keep_large_buffers()
-    config, params = load_policy(settings["model"])
-    optim = OptimConfig(lr=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM)
-    options = {
-        "compute": Compute(unroll=settings["unroll"]), "chunk": settings["chunk"], "micro_rows": settings["micro_rows"],
-    }  # fmt: skip
-    score, step = make_score_fn(config, **options), make_train_step(config, optim, **options)
-    state = init_state(params, optim)
-    works = {name: load_work(path) for name, path in settings["works"].items()}
+class Ours:
+    """The policy, its optimizer, and the compiled functions."""
 
-    def update(name: str) -> Measures:
-        nonlocal state
-        batch = pack_work(works[name], settings["row_tokens"][name])
-        old_logp, _ = score(state.params, batch)
-        state, metrics = step(state, batch._replace(old_logp=old_logp))
-        logp = float(np.sum(np.asarray(old_logp) * batch.token_weight) / len(works[name].tokens))
+    def __init__(self, settings: dict[str, Any]) -> None:
+        keep_large_buffers()
+        config, params = load_policy(settings["model"])
+        optim = OptimConfig(lr=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM)
+        options = {"compute": Compute(unroll=settings["unroll"])}
+        options |= {"chunk": settings["chunk"], "micro_rows": settings["micro_rows"]}
+        self._score, self._step = make_score_fn(config, **options), make_train_step(config, optim, **options)
+        self._state = init_state(params, optim)
+        self._works = {name: load_work(path) for name, path in settings["works"].items()}
+        self._row_tokens: dict[str, int] = settings["row_tokens"]
+
+    def warm_up(self, work: str) -> None:
+        batch = pack_work(self._works[work], self._row_tokens[work])
+        batch.loss_mask[1:] = False
+        # A batch without any advantage is skipped.
+        self._run(batch._replace(advantage=np.zeros_like(batch.advantage)))
+
+    def update(self, work: str) -> Measures:
+        batch = pack_work(self._works[work], self._row_tokens[work])
+        old_logp, metrics = self._run(batch)
+        logp = float(np.sum(old_logp * batch.token_weight) / len(self._works[work].tokens))
         return {"loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"]), "logp": logp}
 
-    return update
+    def _run(self, batch: Batch) -> tuple[np.ndarray, dict[str, jax.Array]]:
+        old_logp, _ = self._score(self._state.params, batch)
+        self._state, metrics = self._step(self._state, batch._replace(old_logp=old_logp))
+        return np.asarray(old_logp), jax.block_until_ready(metrics)
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve(Ours)

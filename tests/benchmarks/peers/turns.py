@@ -12,22 +12,35 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Measures = dict[str, float]
 """Of one update: `loss`, `grad_norm`, `logp` (mean over samples of the mean old log-probability)."""
 
 
-def serve(prepare: Callable[[dict[str, Any]], Callable[[str], Measures]]) -> None:
-    """The contestant's side. `prepare(settings)` gives a function that does one update of the work of that name."""
+class Updater(Protocol):
+    """A contestant that is ready."""
+
+    def warm_up(self, work: str) -> None:
+        """Compile what `update` of this work needs and run it as little as possible; the policy stays as it is."""
+
+    def update(self, work: str) -> Measures:
+        """One update on the work of that name."""
+
+
+def serve(prepare: Callable[[dict[str, Any]], Updater]) -> None:
+    """The contestant's side: answers questions until there are no more."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print; the answers must stay alone
     settings = json.loads(sys.stdin.readline())
-    update = prepare(settings)
+    # Who wants too much ends by itself, before the kernel picks somebody to end.
+    resource.setrlimit(resource.RLIMIT_DATA, (settings["memory_gib"] * 2**30,) * 2)
+    updater = prepare(settings)
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         started, cpu = time.perf_counter(), time.process_time()
-        measures = update(json.loads(line)["work"])
+        question = json.loads(line)
+        measures = (updater.warm_up if question["warm_up"] else updater.update)(question["work"]) or {}
         took = {"seconds": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
         peak = {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
         print(json.dumps({**took, **peak, **measures}), file=answers)
@@ -51,8 +64,11 @@ class Contestant:
             )
         self._ask(settings)
 
+    def warm_up(self, work: str) -> Measures:
+        return self._ask({"work": work, "warm_up": True})
+
     def update(self, work: str) -> Measures:
-        return self._ask({"work": work})
+        return self._ask({"work": work, "warm_up": False})
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
