@@ -64,6 +64,40 @@ def objective(logp, old_logp, advantage, mask, clip_low, clip_high, sampler_logp
     return total, count
 
 
+def objective_terms(
+    logp,
+    old_logp,
+    advantage,
+    *,
+    clip_low=0.2,
+    clip_high=0.2,
+    dual_clip=None,
+    sampler_logp=None,
+    tis_cap=None,
+    ref_logp=None,
+    kl_coef=0.0,
+    kl_estimator="k3",
+    entropy=None,
+    entropy_coef=0.0,
+):
+    """WebCoder eq. 9 with each option of method.md section 3: what one token adds to the loss."""
+    logp, old_logp, advantage = np.float64(logp), np.float64(old_logp), np.float64(advantage)
+    ratio = np.exp(logp - old_logp)
+    gain = np.minimum(ratio * advantage, np.clip(ratio, 1 - clip_low, 1 + clip_high) * advantage)
+    if dual_clip is not None:
+        gain = np.where(advantage < 0, np.maximum(gain, dual_clip * advantage), gain)
+    term = -gain
+    if tis_cap is not None:
+        weight = np.minimum(np.exp(old_logp - np.float64(sampler_logp)), tis_cap)
+        term = term * np.where(np.isfinite(sampler_logp), weight, 1.0)
+    if kl_coef:
+        d = np.float64(ref_logp) - logp
+        term = term + kl_coef * {"k1": -d, "k2": d * d / 2, "k3": np.exp(d) - d - 1}[kl_estimator]
+    if entropy_coef:
+        term = term - entropy_coef * np.float64(entropy)
+    return term
+
+
 def token_logprobs(hidden, unembed, targets, temperature=1.0):
     logits = np.asarray(hidden, np.float64) @ np.asarray(unembed, np.float64) / temperature
     logits = logits - logits.max(axis=1, keepdims=True)

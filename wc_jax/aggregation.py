@@ -37,7 +37,7 @@ def sample_weights(
     """
     if aggregation not in get_args(Aggregation):
         raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {aggregation!r}")
-    if constant <= 0:
+    if not constant > 0:  # so that NaN is refused too
         raise ValueError(f"constant must be above 0, got {constant}")
     trained = jnp.asarray(num_trained).astype(jnp.float32)
     is_some = (trained > 0).astype(jnp.float32)

@@ -51,25 +51,6 @@ def quotient(total: Shaped[AnyArray, "*shape"], count: Shaped[AnyArray, "*shape"
     return jnp.where(is_some, total / jnp.where(is_some, count, 1.0), 0.0)
 
 
-def masked_mean(x: Shaped[AnyArray, "*shape"], mask: Shaped[AnyArray, "*shape"]) -> Float[Array, ""]:
-    """Mean over the true positions; 0 when there are none.
-
-    >>> float(masked_mean(jnp.array([1.0, jnp.nan]), jnp.array([True, False])))
-    1.0
-    """
-    return quotient(masked_sum(x, mask), masked_count(mask))
-
-
-def weighted_mean(x: Shaped[AnyArray, "*shape"], weight: Shaped[AnyArray, "*shape"]) -> Float[Array, ""]:
-    """sum(weight * x) / sum(weight); what has weight 0 may be NaN.
-
-    >>> float(weighted_mean(jnp.array([4.0, 0.0, jnp.nan]), jnp.array([0.25, 0.25, 0.0])))
-    2.0
-    """
-    weight = jnp.asarray(weight).astype(jnp.float32)
-    return quotient(jnp.sum(safe(x, weight != 0, 0.0) * weight), jnp.sum(weight))
-
-
 def all_finite(tree: dict[str, jax.Array]) -> jax.Array:
     """bool []: no NaN and no infinity anywhere."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

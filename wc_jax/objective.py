@@ -38,10 +38,17 @@ def policy_objective(
     (method.md section 3, WebCoder eq. 9). With `token_weight`, terms are multiplied by it; `token_count` is the
     sum of `count_weight`, by default that of `token_weight`, by default the number of trained tokens.
     `aggregation.sample_weights` gives both for the usual means. `tis_cap` needs `sampler_logp`, `kl_coef` needs
-    `ref_logp`, `entropy_coef` needs `entropy`. Anything may be NaN where the mask is false.
+    `ref_logp`, `entropy_coef` needs `entropy`; without their option, these three are only measured. Anything may
+    be NaN where the mask is false. All but `logp` and `entropy` are constants to the gradient.
 
     Raises:
         ValueError: an option without what it needs, out of its range, or an unknown `kl_estimator`.
+
+    Two tokens with ratios 1.5 and 1; the first, of advantage 1, counts as 1.2, the second as -2:
+    >>> logp, old_logp = jnp.log(jnp.array([0.6, 0.5])), jnp.log(jnp.array([0.4, 0.5]))
+    >>> loss_sum, token_count, _ = policy_objective(logp, old_logp, jnp.array([1.0, -2.0]), jnp.array([True, True]))
+    >>> round(float(loss_sum), 4), float(token_count)
+    (0.8, 2.0)
     """
     _check_options(clip_low, clip_high, dual_clip, tis_cap, kl_coef, kl_estimator, entropy_coef)
     _check_arrays(tis_cap, sampler_logp, kl_coef, ref_logp, entropy_coef, entropy)
@@ -55,6 +62,7 @@ def policy_objective(
     ref_kl = jnp.zeros_like(loss)
     if ref_logp is not None:
         ref_kl = KL_ESTIMATORS[kl_estimator](logp, jax.lax.stop_gradient(safe(ref_logp, mask, 0.0)))
+    if kl_coef:
         loss = loss + kl_coef * ref_kl
     entropies = jnp.zeros_like(loss) if entropy is None else safe(entropy, mask, 0.0)
     if entropy_coef:
@@ -66,7 +74,18 @@ def policy_objective(
         token_count = masked_sum(count_weight, mask)
     else:
         token_count = masked_count(mask) if token_weight is None else jnp.sum(weight)
-    stats = _stats(logp, old_logp, advantage, mask, sampler, clip_low=clip_low, clip_high=clip_high, tis_cap=tis_cap)
+    is_sampled = jnp.zeros_like(mask) if sampler_logp is None else mask & jnp.isfinite(sampler)
+    stats = _stats(
+        logp,
+        old_logp,
+        advantage,
+        mask,
+        sampler,
+        is_sampled,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        tis_cap=tis_cap,
+    )
     stats = stats._replace(
         loss_sum=loss_sum,
         weight_sum=token_count,
@@ -136,18 +155,18 @@ def _stats(
     advantage: jax.Array,
     mask: jax.Array,
     sampler: jax.Array,
+    is_sampled: jax.Array,
     *,
     clip_low: float,
     clip_high: float,
     tis_cap: float | None,
 ) -> Stats:
     ratio = jnp.exp(log_ratio(logp, old_logp))
-    has_sampler = mask & jnp.isfinite(sampler)
-    gap = jnp.abs(old_logp - jnp.where(has_sampler, sampler, old_logp))
+    gap = jnp.abs(old_logp - jnp.where(is_sampled, sampler, old_logp))
     zero = jnp.zeros((), jnp.float32)
     capped = zero
     if tis_cap is not None:
-        capped = masked_count(has_sampler & (tis_weight(old_logp, sampler, cap=tis_cap) >= tis_cap))
+        capped = masked_count(is_sampled & (tis_weight(old_logp, sampler, cap=tis_cap) >= tis_cap))
     return Stats(
         num_tokens=masked_count(mask),
         loss_sum=zero,
@@ -158,10 +177,10 @@ def _stats(
         clip_high_sum=masked_count(mask & (ratio > 1.0 + clip_high) & (advantage > 0)),
         kl_sum=masked_sum(kl_k3(old_logp, logp), mask),
         ref_kl_sum=zero,
-        gap_sum=masked_sum(gap, has_sampler),
-        gap_max=masked_max(gap, has_sampler),
-        gap_counts=_gap_counts(gap, has_sampler),
-        num_sampled=masked_count(has_sampler),
+        gap_sum=masked_sum(gap, is_sampled),
+        gap_max=masked_max(gap, is_sampled),
+        gap_counts=_gap_counts(gap, is_sampled),
+        num_sampled=masked_count(is_sampled),
         tis_capped_sum=capped,
         advantage_abs_sum=masked_sum(jnp.abs(advantage), mask),
         advantage_abs_max=masked_max(jnp.abs(advantage), mask),

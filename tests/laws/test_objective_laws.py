@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from tests import oracles
 from wc_jax.losses import KL_ESTIMATORS
 from wc_jax.objective import GAP_EDGES, empty_stats, merge, policy_objective, summarize
+from wc_jax.types import Stats
 
 SHAPE = (2, 6)  # one shape: jax compiles once per option
 OPTIONS = {
@@ -55,25 +56,9 @@ slopes = {
 
 
 def expected(batch, mask, options):
-    """Term by term, in float64."""
-    total, count = 0.0, 0.0
-    for i in zip(*np.nonzero(mask), strict=True):
-        b = {name: np.float64(values[i]) for name, values in batch.items()}
-        ratio = np.exp(b["logp"] - b["old_logp"])
-        low, high = 1 - options.get("clip_low", 0.2), 1 + options.get("clip_high", 0.2)
-        term = min(ratio * b["advantage"], np.clip(ratio, low, high) * b["advantage"])
-        if "dual_clip" in options and b["advantage"] < 0:
-            term = max(term, options["dual_clip"] * b["advantage"])
-        term = -term
-        if "tis_cap" in options:
-            term *= min(np.exp(b["old_logp"] - b["sampler_logp"]), options["tis_cap"])
-        if "kl_coef" in options:
-            d = b["ref_logp"] - b["logp"]
-            kl = {"k1": -d, "k2": d * d / 2, "k3": np.exp(d) - d - 1}[options.get("kl_estimator", "k3")]
-            term += options["kl_coef"] * kl
-        term -= options.get("entropy_coef", 0.0) * b["entropy"]
-        total, count = total + b["token_weight"] * term, count + b["token_weight"]
-    return total, count
+    given = {name: values for name, values in batch.items() if name != "token_weight"}
+    weight = np.where(mask, np.float64(batch["token_weight"]), 0.0)
+    return (weight * oracles.objective_terms(**given, **options)).sum(), weight.sum()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -113,7 +98,44 @@ def test_stats_of_parts_merge_to_those_of_the_whole(case):
     merged = empty_stats()
     for rows in (np.arange(2)[:, None] == 0, np.arange(2)[:, None] == 1):
         merged = merge(merged, compiled["all"](batch, mask & rows)[2])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), merged, whole)
+    close(merged, whole)
+
+
+def close(a, b):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), a, b)
+
+
+@jax.jit
+def over_micro_batches(batch, mask):
+    """Row by row, as the step does."""
+
+    def add(stats, row):
+        return merge(stats, run(*row, OPTIONS["all"])[2]), None
+
+    return jax.lax.scan(add, empty_stats(), (batch, mask))[0]
+
+
+@jax.jit
+def over_devices(batch, mask):
+    """A row a device: sums by psum, maxima by pmax, as their names say."""
+
+    def on_one(batch, mask):
+        stats = run(batch, mask, OPTIONS["all"])[2]._asdict()
+        return Stats(
+            **{
+                name: jax.lax.pmax(x, "device") if name.endswith("_max") else jax.lax.psum(x, "device")
+                for name, x in stats.items()
+            }
+        )
+
+    return jax.tree.map(lambda x: x[0], jax.vmap(on_one, axis_name="device")(batch, mask))
+
+
+@given(batches())
+def test_stats_are_those_of_the_whole_over_micro_batches_and_devices(case):
+    whole = compiled["all"](*case)[2]
+    close(over_micro_batches(*case), whole)
+    close(over_devices(*case), whole)
 
 
 @given(hnp.arrays(np.float32, (400,), elements=st.floats(0, 8, width=32)), st.integers(1, 400))
@@ -156,9 +178,11 @@ def test_the_estimators_agree_in_the_mean_where_two_distributions_are_close():
     ("options", "message"),
     [
         ({"clip_low": 1.0}, "clip_low must be in \\[0, 1\\), got 1.0"),
+        ({"clip_low": -0.1}, "clip_low must be in \\[0, 1\\), got -0.1; 0.2 is usual"),
         ({"clip_high": -0.1}, "clip_high must be 0 or more"),
         ({"dual_clip": 1.0}, "dual_clip must be above 1, got 1.0"),
-        ({"tis_cap": 0.0}, "tis_cap must be above 0"),
+        ({"tis_cap": 0.0}, "tis_cap must be above 0, got 0.0; 2 is usual, None is off"),
+        ({"entropy_coef": -1.0}, "entropy_coef must be 0 or more, got -1.0; 0 is off"),
         ({"kl_coef": -1.0}, "kl_coef must be 0 or more"),
         ({"kl_coef": float("nan")}, "kl_coef must be 0 or more"),
         ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3, got 'k4'"),
@@ -168,11 +192,3 @@ def test_options_out_of_range_are_refused(options, message):
     one = np.zeros(1, np.float32)
     with pytest.raises(ValueError, match=message):
         policy_objective(one, one, one, one == 0, sampler_logp=one, ref_logp=one, **options)
-
-
-def test_oracle_of_the_surrogate_is_the_one_used_here():
-    one = {name: np.full((1, 1), v, np.float32) for name, v in (("logp", -1.0), ("old_logp", -1.5), ("advantage", 2.0))}
-    one |= {name: np.ones((1, 1), np.float32) for name in ("sampler_logp", "ref_logp", "entropy", "token_weight")}
-    mask = np.ones((1, 1), bool)
-    a = oracles.objective(one["logp"], one["old_logp"], one["advantage"], mask, 0.2, 0.2)
-    assert a == pytest.approx(expected(one, mask, {}))

@@ -4,12 +4,14 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 
 from rollout.samples import build_samples
+from rollout.selection import select_paths
 from rollout.types import Tree
-from tests.rollout.trees import trees
+from tests.rollout.trees import Sketch, trees
 
+Path = list[tuple[int, int, int]]
 VOCAB, LONGEST = 37, 96
 WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(VOCAB, VOCAB)).astype(np.float32))
 
@@ -38,37 +40,63 @@ def padded(tokens, mask) -> tuple[np.ndarray, np.ndarray]:
     return filled, trained
 
 
-def flat_list(tree: Tree) -> list[tuple[list[int], int]]:
-    """`(the tokens up to and with it, its position)` of each generated token, in its owner's context: the first path
-    that shows the message or a copy of it."""
+def summarized() -> Tree:
+    """A path ends with a summary, the next shows it in a user message, with an answer copied below it."""
+    s = Sketch()
+    task = s.add(None, "user", template=2)
+    work = s.add(task, "assistant", generated=3)
+    summary = s.add(s.add(work, "user"), "assistant", generated=4)
+    copy = s.copy(s.add(task, "user", template=5, token_ids=tuple(s.nodes[summary].token_ids)), work)
+    return s.tree(summary, s.add(copy, "assistant", generated=2))
+
+
+def cut_away() -> Tree:
+    """With 6 tokens, the first path cuts half of an answer away, which the second still shows."""
+    s = Sketch()
+    answer = s.add(s.add(None, "user"), "assistant", template=0, generated=4)
+    long = s.add(s.add(answer, "tool", template=2), "assistant", template=0, generated=2)
+    return s.tree(long, s.add(answer, "assistant", template=0, generated=1))
+
+
+def flat_list(paths: list[Path]) -> list[tuple[Path, int]]:
+    """`(the path, the position)` of each generated token, in its owner's context: the first path that shows it, be it
+    in a copy of its message. A token is told by who made it: (message, offset, token)."""
     seen, found = set(), []
-    for k in range(len(tree.leaves)):
-        context: list[int] = []
-        for node in tree.path(k):
-            for offset, token in enumerate(node.token_ids):
-                context = [*context, token]
-                if offset >= node.num_template and (node.identity, offset - node.num_template) not in seen:
-                    seen.add((node.identity, offset - node.num_template))
-                    found.append((context, len(context) - 1))
+    for path in paths:
+        for at, (message, offset, _) in enumerate(path):
+            if offset >= 0 and (message, offset) not in seen:
+                seen.add((message, offset))
+                found.append((path, at))
     return found
 
 
-def is_short(tree: Tree) -> bool:
-    return all(sum(len(node.token_ids) for node in tree.path(k)) <= LONGEST for k in range(len(tree.leaves)))
+def shown(tree: Tree, k: int, max_tokens: int) -> Path:
+    """Path k as a list of (message, offset among its generated tokens, token), cut at the front."""
+    path = [
+        (node.identity, offset - node.num_template, token)
+        for node in tree.path(k)
+        for offset, token in enumerate(node.token_ids)
+    ]
+    return path[-max_tokens:]
 
 
-@given(trees().filter(is_short))
-def test_samples_give_the_gradient_of_the_flat_list(tree):
-    by_samples = jnp.zeros_like(WEIGHTS)
-    samples = build_samples(tree, max_paths=len(tree.leaves), max_tokens=LONGEST)
-    for sample in samples:
+@given(trees(), st.integers(1, 8), st.integers(1, LONGEST))
+@example(summarized(), 6, LONGEST)
+@example(cut_away(), 6, 6)
+def test_samples_give_the_gradient_of_the_flat_list(tree, max_paths, max_tokens):
+    """Whatever is dropped, cut at the front, copied or summarized."""
+    by_samples, num_trained = jnp.zeros_like(WEIGHTS), 0
+    for sample in build_samples(tree, max_paths=max_paths, max_tokens=max_tokens):
         by_samples = by_samples + slope(WEIGHTS, *padded(sample.tokens, sample.loss_mask))
-    flat = flat_list(tree)
+        num_trained += sample.num_trained
+    kept = select_paths(len(tree.leaves), None, max_paths)
+    flat = flat_list([shown(tree, k, max_tokens) for k in kept])
     by_tokens = jnp.zeros_like(WEIGHTS)
-    for context, at in flat:
-        by_tokens = by_tokens + slope(WEIGHTS, *padded(context, np.arange(len(context)) == at))
-    assert sum(sample.num_trained for sample in samples) == len(flat)
-    np.testing.assert_allclose(by_samples, by_tokens, atol=2e-5)
+    for path, at in flat:
+        context = [token for _, _, token in path[: at + 1]]
+        by_tokens = by_tokens + slope(WEIGHTS, *padded(context, np.arange(at + 1) == at))
+    assert num_trained == len(flat)
+    np.testing.assert_allclose(by_samples, by_tokens, atol=5e-5)
 
 
 @given(trees(), st.integers(1, 4))

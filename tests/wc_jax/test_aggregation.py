@@ -78,5 +78,6 @@ def test_a_sample_that_trains_nothing_weighs_nothing():
 def test_unknown_means_are_refused_with_the_known():
     with pytest.raises(ValueError, match="one of token_mean, sequence_mean, rollout_mean, dr_grpo, got 'mean'"):
         sample_weights(np.array([1]), np.array([0]), num_rollouts=1, aggregation="mean")
-    with pytest.raises(ValueError, match="constant must be above 0"):
-        sample_weights(np.array([1]), np.array([0]), num_rollouts=1, aggregation="dr_grpo", constant=0.0)
+    for bad in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="constant must be above 0"):
+            sample_weights(np.array([1]), np.array([0]), num_rollouts=1, aggregation="dr_grpo", constant=bad)

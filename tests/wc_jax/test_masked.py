@@ -1,10 +1,14 @@
-"""Masks (case 14) and weighted means (case 9)."""
+"""Masks (case 14) and means as sums divided once (case 9)."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wc_jax.masked import all_finite, masked_count, masked_max, masked_mean, safe, weighted_mean
+from wc_jax.masked import all_finite, masked_count, masked_max, masked_sum, quotient, safe
+
+
+def masked_mean(x, mask):
+    return quotient(masked_sum(x, mask), masked_count(mask))
 
 
 def test_mean_and_gradient_behind_a_nan():
@@ -27,7 +31,13 @@ def test_empty_mask_gives_zero_and_no_nan():
 
 
 def test_fractional_weight_is_not_clamped():
-    assert float(weighted_mean(jnp.array([4.0, 0.0]), jnp.array([0.25, 0.25]))) == 2.0
+    # Losses 4 and 0 that weigh 1/4 each: their weighted mean is 2; divided by max(0.5, 1) it would be 1.
+    assert float(quotient(jnp.array(1.0), jnp.array(0.5))) == 2.0
+
+
+def test_quotient_of_nothing_is_zero_and_so_are_its_gradients():
+    value, grads = jax.value_and_grad(quotient, (0, 1))(jnp.array(3.0), jnp.array(0.0))
+    assert float(value) == 0.0 and [float(g) for g in grads] == [0.0, 0.0]
 
 
 def test_count_is_exact_above_the_float32_integers():

@@ -61,14 +61,8 @@ def with_all_options(logp, entropy, mask=MASK):
 
 
 def terms_of_all_options(logp, entropy):
-    """[SHAPE] in float64: WebCoder eq. 9 with each option of method.md section 3."""
-    old, advantage, sampler, ref, weight = (np.float64(x) for x in (OLD, ADVANTAGE, SAMPLER, REF, WEIGHT))
-    ratio = np.exp(logp - old)
-    gain = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
-    gain = np.where(advantage < 0, np.maximum(gain, 1.5 * advantage), gain)
-    away = ref - logp
-    term = -gain * np.minimum(np.exp(old - sampler), 1.5) + 0.3 * (np.exp(away) - away - 1) - 0.1 * entropy
-    return weight * term
+    given = {"sampler_logp": SAMPLER, "ref_logp": REF, "entropy": entropy}
+    return np.float64(WEIGHT) * oracles.objective_terms(logp, OLD, ADVANTAGE, **given, **ALL)
 
 
 def test_all_options_together_equal_the_oracle_and_its_finite_differences():
@@ -207,6 +201,22 @@ def test_stats_of_parts_merge_to_those_of_the_whole():
     low, high = (ratio < 0.8) & (ADVANTAGE < 0) & MASK, (ratio > 1.2) & (ADVANTAGE > 0) & MASK
     assert float(found["clip_low_share"]) == pytest.approx(low.sum() / MASK.sum())
     assert float(found["clip_high_share"]) == pytest.approx(high.sum() / MASK.sum())
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_reference_without_its_option_is_measured_and_not_trained_on(bad):
+    ref = np.where(np.arange(7)[None, :] == 2, bad, REF).astype(np.float32)
+    plain = policy_objective(LOGP, OLD, ADVANTAGE, MASK)
+    for name in ("k1", "k2", "k3"):
+        total, _, stats = policy_objective(LOGP, OLD, ADVANTAGE, MASK, ref_logp=ref, kl_estimator=name)
+        assert float(total) == float(plain[0]) and not np.isfinite(float(stats.ref_kl_sum))
+
+
+def test_without_a_sampler_its_gap_is_unknown_and_not_zero():
+    found = summarize(policy_objective(LOGP, OLD, ADVANTAGE, MASK)[2])
+    assert float(found["sampler_missing"]) == MASK.sum()
+    given = summarize(policy_objective(LOGP, OLD, ADVANTAGE, MASK, sampler_logp=OLD)[2])
+    assert float(given["sampler_missing"]) == 0 == float(given["sampler_gap_max"])
 
 
 def test_missing_sampler_logp_is_counted():
