@@ -76,13 +76,7 @@ def enter(args: argparse.Namespace, folder: Path, works: dict[str, Work]) -> dic
         "works": {name: str(folder / f"{name}.npz") for name in works},
     }
     own = {
-        # A row holds the longest sample; shorter ones are packed.
-        "ours": {
-            "row_tokens": {name: max(len(tokens) for tokens in work.tokens) for name, work in works.items()},
-            "micro_rows": args.micro_rows,
-            "unroll": args.unroll,
-            "chunk": args.chunk,
-        },
+        "ours": {"micro_rows": args.micro_rows, "unroll": args.unroll, "chunk": args.chunk},
         "trl": {"micro_rows": args.trl_rows},
         "tunix": {"micro_rows": args.tunix_rows, "remat": args.tunix_remat},
     }

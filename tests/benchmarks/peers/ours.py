@@ -8,7 +8,7 @@ import numpy as np
 from rollout.types import Sample
 from tests.benchmarks.peers.turns import Measures, serve
 from tests.benchmarks.peers.work import LEARNING_RATE, MAX_GRAD_NORM, Work, load_work
-from wc_jax.batch import pack
+from wc_jax.batch import pack, plan
 from wc_jax.host_memory import keep_large_buffers
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute
@@ -17,9 +17,8 @@ from wc_jax.types import Batch
 from wc_jax.weights import load_policy
 
 
-def pack_work(work: Work, row_tokens: int) -> Batch:
-    """Each sample weighs the same, as in GRPO's first form, which is what both peers share."""
-    samples = [
+def samples_of(work: Work) -> list[Sample]:
+    return [
         Sample(
             tokens=tokens,
             loss_mask=np.arange(len(tokens)) >= prompt,
@@ -30,6 +29,21 @@ def pack_work(work: Work, row_tokens: int) -> Batch:
         )
         for tokens, prompt in zip(work.tokens, work.prompts, strict=True)
     ]
+
+
+def best_row_tokens(work: Work) -> int:
+    """The length of rows, from the longest sample's to twice that, that leaves least to padding.
+
+    So few samples leave holes in rows of any one length; a run has hundreds of them, and hardly any.
+    """
+    samples, longest = samples_of(work), max(len(tokens) for tokens in work.tokens)
+    lengths = range(-(-longest // 64) * 64, 2 * longest + 1, 64)
+    return min(lengths, key=lambda length: length * plan(samples, row_tokens=length).num_rows)
+
+
+def pack_work(work: Work, row_tokens: int) -> Batch:
+    """Each sample weighs the same, as in GRPO's first form, which is what both peers share."""
+    samples = samples_of(work)
     weights = [1.0 / sample.num_trained for sample in samples]
     return pack(samples, row_tokens=row_tokens, advantages=work.advantages, weights=weights)[0]
 
@@ -46,7 +60,7 @@ class Ours:
         self._score, self._step = make_score_fn(config, **options), make_train_step(config, optim, **options)
         self._state = init_state(params, optim)
         self._works = {name: load_work(path) for name, path in settings["works"].items()}
-        self._row_tokens: dict[str, int] = settings["row_tokens"]
+        self._row_tokens = {name: best_row_tokens(work) for name, work in self._works.items()}
 
     def warm_up(self, work: str) -> None:
         batch = pack_work(self._works[work], self._row_tokens[work])
