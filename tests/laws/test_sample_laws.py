@@ -1,5 +1,7 @@
 """Training on a tree's samples is training on the flat list of what it generated: same sum, same gradient."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ from rollout.samples import build_samples
 from rollout.selection import select_paths
 from rollout.types import Tree
 from tests.rollout.trees import Sketch, trees
+from wc_jax.batch import pack
+from wc_jax.objective import policy_objective
 
 Path = list[tuple[int, int, int]]
 VOCAB, LONGEST = 37, 96
@@ -109,3 +113,23 @@ def test_every_generated_token_that_a_retained_path_shows_is_trained_exactly_onc
     ]
     # Ids of a sketch's tokens are unique within its node.
     assert len(trained) == len(set(trained)) == sum(sample.num_trained for sample in samples)
+
+
+def table(position: int, token: int) -> float:
+    """Log-probability of a token at a position, each pair its own."""
+    return -(position + token / 10)
+
+
+def test_what_the_engine_and_the_trainer_say_of_a_token_meet_at_that_token():
+    """Three prompt and two generated tokens, twice in a row (case 7): an index off by one anywhere leaves a gap."""
+    s = Sketch()
+    prompt = s.add(None, "user", token_ids=(4, 1, 3), template=3)
+    answer = s.add(prompt, "assistant", template=0, generated=2, token_ids=(2, 5))
+    s.nodes[answer] = replace(s.nodes[answer], logp=(table(3, 2), table(4, 5)))
+    (one,) = build_samples(s.tree(answer))
+    batch, _ = pack([one, one], row_tokens=12)
+    assert batch.tokens.tolist() == [[4, 1, 3, 2, 5, 4, 1, 3, 2, 5, 0, 0]]
+    assert np.flatnonzero(batch.loss_mask[0]).tolist() == [3, 4, 8, 9], "the first generated, nobody's successor"
+    ours = np.vectorize(table)(batch.positions, batch.tokens).astype(np.float32)
+    stats = policy_objective(ours, ours, batch.advantage, batch.loss_mask, sampler_logp=batch.sampler_logp)[2]
+    assert float(stats.gap_max) == float(stats.gap_sum) == 0.0 and float(stats.num_sampled) == 4
