@@ -9,9 +9,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from rollout.types import Message
+from rollout.types import Message, Shown
 
 START, END = "<|im_start|>", "<|im_end|>"
+VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+"""What a picture is in ids: the first, then as many of the second as it has tokens, then the third."""
+VIDEO = "<|video_pad|>"
 
 
 class ChatFormat:
@@ -23,6 +26,9 @@ class ChatFormat:
             if token_id is None:
                 raise ValueError(f"the tokenizer has no token {token}; choose a model folder with a ChatML tokenizer")
         self._tokenizer = tokenizer
+        self._vision = tuple(tokenizer.token_to_id(token) for token in VISION)
+        markers = (START, END, *(token for token in (*VISION, VIDEO) if tokenizer.token_to_id(token) is not None))
+        self._neutral = {marker: marker.replace("_", " ") for marker in markers}
         self.end_id = int(ids[END] or 0)
         """Ends every message; the policy samples it to end its answer."""
         self.answer_header: tuple[int, ...] = self._encode(f"{START}assistant\n")
@@ -38,7 +44,17 @@ class ChatFormat:
 
     def message_ids(self, message: Message) -> tuple[int, ...]:
         """A whole message that the policy did not generate, closing newline included."""
-        return self._encode(f"{START}{message.role}\n") + self.text_ids(message.content) + self.closing_ids(ended=False)
+        opening = self._opening(message)
+        pictures = tuple(i for picture in message.pictures for i in self._picture_ids(picture.num_tokens))
+        return opening + pictures + self.text_ids(message.content) + self.closing_ids(ended=False)
+
+    def shown(self, message: Message, *, after: int = 0) -> tuple[Shown, ...]:
+        """Where the message's pictures stand when `message_ids` of it follows `after` other ids in its node."""
+        found, column = [], after + len(self._opening(message))
+        for picture in message.pictures:
+            found.append(Shown(picture=picture, start=column + 1))
+            column = found[-1].stop + 1
+        return tuple(found)
 
     def closing_ids(self, *, ended: bool) -> tuple[int, ...]:
         """What stands between an answer and the next message; `ended`: the policy wrote `<|im_end|>` itself."""
@@ -46,12 +62,25 @@ class ChatFormat:
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Plain text: markers in it (a page may contain them) never become control tokens."""
-        neutral = text.replace(START, "<|im start|>").replace(END, "<|im end|>")
-        return self._encode(neutral)
+        for marker, neutral in self._neutral.items():
+            text = text.replace(marker, neutral)
+        return self._encode(text)
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Text of sampled ids, control tokens left out."""
         return str(self._tokenizer.decode([i for i in token_ids if i != self.end_id], skip_special_tokens=False))
+
+    def _opening(self, message: Message) -> tuple[int, ...]:
+        return self._encode(f"{START}{message.role}\n")
+
+    def _picture_ids(self, num_tokens: int) -> tuple[int, ...]:
+        start, image, end = self._vision
+        if start is None or image is None or end is None:
+            raise ValueError(
+                f"a message has pictures but the tokenizer lacks one of {', '.join(VISION)}: this policy"
+                " reads text only; show it none"
+            )
+        return (start, *[image] * num_tokens, end)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)

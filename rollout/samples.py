@@ -10,11 +10,12 @@ Four trained tokens in all. Were A's owner cut off at the front by `max_tokens`,
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from rollout.selection import select_paths
-from rollout.types import Node, Sample, Tree
+from rollout.types import Node, Sample, Shown, Tree
 
 
 def build_samples(
@@ -31,7 +32,8 @@ def build_samples(
         potentials: Φ at the boundary that opens each segment, then at the end; decides which interior
             paths are kept. None or NaN anywhere: evenly spaced paths.
         max_paths: most paths retained.
-        max_tokens: a longer path keeps its most recent `max_tokens` tokens.
+        max_tokens: a longer path keeps its most recent `max_tokens` tokens. A picture that this would cut
+            in two is left out whole, so that such a sample is shorter.
 
     A generated message belongs to the first retained path that shows it (itself or a copy below a
     rewritten context), offset by offset: what truncation cut off there is offered to the next retained
@@ -81,7 +83,9 @@ def _sample(
     Truncation always leaves a suffix of a message, so the part of it that has an owner is a suffix too,
     and one number a message describes it: the first owned token, counted from its first generated one.
     """
-    num_cut = max(0, sum(len(node.token_ids) for node in path) - max_tokens)
+    starts = [0, *accumulate(len(node.token_ids) for node in path)]
+    pictures = [shown.moved(at) for at, node in zip(starts, path, strict=False) for shown in node.pictures]
+    num_cut = _outside_pictures(max(0, starts[-1] - max_tokens), pictures)
     mask, tokens, logp = [], [], []
     start = -num_cut
     for node in path:
@@ -107,7 +111,13 @@ def _sample(
         node_ids=node_ids.astype(np.int32)[num_cut:],
         segment=segment,
         num_trained=int(loss_mask.sum()),
+        pictures=tuple(shown.moved(-num_cut) for shown in pictures if shown.start >= num_cut),
     )
+
+
+def _outside_pictures(num_cut: int, pictures: Sequence[Shown]) -> int:
+    """`num_cut`, or where the picture ends that it would cut in two: half an image has no features."""
+    return next((shown.stop for shown in pictures if shown.start < num_cut < shown.stop), num_cut)
 
 
 def _logp_by_offset(node: Node) -> np.ndarray:

@@ -5,6 +5,7 @@ RUN/rollouts/step_00003/train/<task_id>/<index>/
     rollout.json      everything but bytes; values that are not finite stand as null
     final.png         the verifier's screenshot, when there is one
     files/            the final project
+    pictures/         what the policy was shown, each once, by the digest of its content
     advantages.json   one value a segment, added once the group is known
 """
 
@@ -19,12 +20,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from rollout.types import Node, Rollout, Stop, Tree, Turn
+from rollout.types import Node, Picture, Rollout, Shown, Stop, Tree, Turn
 from verifier.tasks import task_from_json, task_to_json
 from verifier.types import Gate, Report
 
 SCREENSHOT = "final.png"
 """The verifier's picture of the final page, in a rollout's folder."""
+
+PICTURES = "pictures"
+"""The folder of what the policy was shown, in a rollout's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +104,10 @@ def load_rollout(folder: Path) -> Rollout:
         **{
             **data,
             "task": task_from_json(data["task"]),
-            "tree": Tree(nodes=tuple(map(_node, data["tree"]["nodes"])), leaves=tuple(data["tree"]["leaves"])),
+            "tree": Tree(
+                nodes=tuple(_node(node, folder) for node in data["tree"]["nodes"]),
+                leaves=tuple(data["tree"]["leaves"]),
+            ),
             "stop": Stop(data["stop"]),
             "potentials": tuple(map(_number, data["potentials"])),
             "turns": tuple(Turn(**turn) for turn in data["turns"]),
@@ -136,6 +143,11 @@ def _write(folder: Path, rollout: Rollout) -> None:
     _write_json(folder / "rollout.json", _to_json(rollout))
     if rollout.report is not None and rollout.report.screenshot:
         (folder / SCREENSHOT).write_bytes(rollout.report.screenshot)
+    shown = {item.picture.digest: item.picture for node in rollout.tree.nodes for item in node.pictures}
+    if shown:
+        (folder / PICTURES).mkdir()
+    for digest, picture in shown.items():
+        (folder / PICTURES / f"{digest}.png").write_bytes(picture.png)
     for name, content in rollout.files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -170,7 +182,7 @@ def _to_json(rollout: Rollout) -> dict[str, Any]:
         "rollout_id": rollout.rollout_id,
         "task": task_to_json(rollout.task),
         "tree": {
-            "nodes": [{**vars(node), "logp": [_finite(value) for value in node.logp]} for node in rollout.tree.nodes],
+            "nodes": [_node_to_json(node) for node in rollout.tree.nodes],
             "leaves": rollout.tree.leaves,
         },
         "stop": rollout.stop.value,
@@ -191,9 +203,29 @@ def _plain(value: Any) -> dict[str, Any]:
     return {name: dict(item) if isinstance(item, Mapping) else item for name, item in vars(value).items()}
 
 
-def _node(data: dict[str, Any]) -> Node:
+def _node_to_json(node: Node) -> dict[str, Any]:
+    pictures = [
+        {"digest": p.digest, "grid": p.grid, "merge_size": p.merge_size, "start": shown.start}
+        for shown in node.pictures
+        for p in (shown.picture,)
+    ]
+    return {**vars(node), "logp": [_finite(value) for value in node.logp], "pictures": pictures}
+
+
+def _node(data: dict[str, Any], folder: Path) -> Node:
     arrays = {name: tuple(data[name]) for name in ("token_ids", "policy_versions")}
-    return Node(**{**data, **arrays, "logp": tuple(map(_number, data["logp"]))})
+    pictures = tuple(
+        Shown(
+            picture=Picture(
+                png=(folder / PICTURES / f"{item['digest']}.png").read_bytes(),
+                grid=(item["grid"][0], item["grid"][1]),
+                merge_size=item["merge_size"],
+            ),
+            start=item["start"],
+        )
+        for item in data.get("pictures", ())
+    )
+    return Node(**{**data, **arrays, "logp": tuple(map(_number, data["logp"])), "pictures": pictures})
 
 
 def _parts(rollout_id: str) -> tuple[str, int, str, int]:

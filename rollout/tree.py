@@ -7,7 +7,7 @@ message that differs, whose nodes are new, although their text may look the same
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollout.types import Completion, Node, Role, Tree
+from rollout.types import Completion, Node, Role, Shown, Tree
 
 
 class TreeBuilder:
@@ -39,8 +39,8 @@ class TreeBuilder:
         """The ids of the open branch: what the engine is sent next, before the answer's header."""
         return tuple(token for node in self.branch() for token in node.token_ids)
 
-    def add_message(self, role: Role, text: str, token_ids: Sequence[int]) -> Node:
-        """A message nobody sampled: all of it is template."""
+    def add_message(self, role: Role, text: str, token_ids: Sequence[int], pictures: Sequence[Shown] = ()) -> Node:
+        """A message nobody sampled: all of it is template. `pictures`: where in `token_ids` images stand."""
         return self._add(
             Node(
                 node_id=len(self._nodes),
@@ -49,6 +49,7 @@ class TreeBuilder:
                 text=text,
                 token_ids=tuple(token_ids),
                 num_template=len(token_ids),
+                pictures=tuple(pictures),
             )
         )
 

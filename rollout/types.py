@@ -11,6 +11,7 @@ A worked example. The policy is asked for one page and answers in two turns:
 The path 0-1-2-3-4 concatenated is, id for id, what the engine was sent plus what it answered.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,11 +41,63 @@ class Stop(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An image as the policy is shown it: its sides are whole patches, so that nobody resizes it again.
+
+    `rollout.pictures.fit` makes one of any image.
+    """
+
+    png: bytes = field(repr=False)
+    grid: tuple[int, int]
+    """Rows and columns of patches, multiples of `merge_size`."""
+    merge_size: int
+    """A square of so many patches a side becomes one image token."""
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of the whole image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Image tokens that stand for it.
+
+        >>> Picture(png=b"", grid=(4, 6), merge_size=2).num_tokens
+        6
+        """
+        return self.num_patches // self.merge_size**2
+
+    @property
+    def digest(self) -> str:
+        """Names the content: two pictures with one digest are one picture."""
+        return hashlib.blake2b(self.png, digest_size=16, key=f"{self.grid}/{self.merge_size}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A picture within token ids: `ids[start:stop]` are its image tokens."""
+
+    picture: Picture
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The index after its last image token."""
+        return self.start + self.picture.num_tokens
+
+    def moved(self, by: int) -> "Shown":
+        """The same picture, `by` ids further on."""
+        return Shown(picture=self.picture, start=self.start + by)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Message:
     """Text with an author, before it becomes token ids."""
 
     role: Role
     content: str
+    pictures: tuple[Picture, ...] = ()
+    """Shown one after the other, before the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +138,8 @@ class Node:
     origin_id: int | None = None
     """On the copy of an answer that stands below a rewritten context: the node that was generated.
     The copy shows the same sampled tokens in another context; ownership goes by the origin."""
+    pictures: tuple[Shown, ...] = ()
+    """Where in `token_ids` images stand, from left to right; template tokens, all of them."""
 
     @property
     def num_generated(self) -> int:
@@ -127,6 +182,8 @@ class Sample:
     """Index k of the segment (and path) that this sample is, counted before selection."""
     num_trained: int
     """loss_mask.sum()"""
+    pictures: tuple[Shown, ...] = ()
+    """Where in `tokens` images stand, from left to right; each is whole, none of its tokens is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
