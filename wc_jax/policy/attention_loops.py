@@ -1,17 +1,18 @@
 """The loops behind `path_attention`: over blocks of queries, and for each over the blocks of keys it needs.
 
-Rows are laid out depth first, so that one number a token tells who may see it: key j is visible to the
-queries j..visible_until[j]-1. That covers packed samples, padding and trees of samples that share prefixes.
-No `T x T` array exists: a block of queries meets one block of keys at a time, blocks that nothing sees are
-never touched, and the backward pass recomputes the weights from the saved log-sum-exp. All matrix products
-are batched over `B*K` with the contraction innermost: the form that XLA's CPU backend runs at full speed
-(grouped query heads are folded into the query axis, so keys are never repeated).
+Two numbers a token tell who may see it (`attention_plan.Visible`). No `T x T` array exists: a block of queries
+meets one block of keys at a time, blocks that nothing sees are never touched, and the backward pass recomputes
+the weights from the saved log-sum-exp. All matrix products are batched over `B*K` with the contraction
+innermost: the form that XLA's CPU backend runs at full speed (grouped query heads are folded into the query
+axis, so keys are never repeated).
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from wc_jax.policy.attention_plan import Visible, blocks_that_meet
 
 _MASKED = -1e30  # finite, so that a fully masked score never makes inf - inf
 
@@ -25,14 +26,12 @@ class _Plan(NamedTuple):
     """int32 [Q]: how many of them are needed."""
 
 
-def _plan(visible_until: jax.Array, num_queries: int, start: Any, block: int) -> _Plan:
+def _plan(visible: Visible, num_queries: int, start: Any, block: int) -> _Plan:
     # `start` is a scalar array; a literal one comes back from saved values as a type of jax's own.
-    num_keys = visible_until.shape[1]
-    reach = jnp.max(visible_until.reshape(visible_until.shape[0], num_keys // block, block), axis=(0, 2))
-    first = start + jnp.arange(num_queries // block, dtype=jnp.int32)[:, None] * block
-    key_block = jnp.arange(num_keys // block, dtype=jnp.int32)[None, :]
-    needed = (reach[None, :] > first) & (key_block * block < first + block)
-    order = jnp.argsort(jnp.where(needed, -key_block, num_keys), axis=1).astype(jnp.int32)
+    needed = jnp.any(blocks_that_meet(visible, num_queries, start, block, block), axis=0)
+    num_blocks = needed.shape[1]
+    key_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :]
+    order = jnp.argsort(jnp.where(needed, -key_block, num_blocks), axis=1).astype(jnp.int32)
     return _Plan(order, jnp.sum(needed, axis=1, dtype=jnp.int32))
 
 
@@ -63,27 +62,31 @@ def _cut(x: jax.Array, index: jax.Array, size: int, axis: int) -> jax.Array:
 
 
 def _scores(
-    rows: jax.Array, keys: jax.Array, until: jax.Array, first: Any, key_start: jax.Array, scale: float
+    rows: jax.Array, keys: jax.Array, visible: Visible, first: Any, key_start: jax.Array, scale: float
 ) -> jax.Array:
-    """[B*K, G*q, c]: masked scores of one block of queries against one block of keys; until: [B, c]."""
-    batch, size = until.shape
+    """[B*K, G*q, c]: masked scores of one block of queries against one block of keys; visible: of these keys."""
+    batch, size = visible.until.shape
     block = keys.shape[1]
     groups = rows.shape[1] // block
     query = first + jnp.arange(block, dtype=jnp.int32)
-    key = key_start + jnp.arange(size, dtype=jnp.int32)
-    seen = (key[None, :] <= query[:, None])[None] & (query[None, :, None] < until[:, None, :])
+    if visible.since is None:
+        key = key_start + jnp.arange(size, dtype=jnp.int32)
+        begun = (key[None, :] <= query[:, None])[None]
+    else:
+        begun = visible.since[:, None, :] <= query[None, :, None]
+    seen = begun & (query[None, :, None] < visible.until[:, None, :])
     scores = (_matmul_t(rows, keys) * scale).reshape(batch, -1, groups, block, size)
     return jnp.where(seen[:, None, None], scores, _MASKED).reshape(rows.shape[0], groups * block, size)
 
 
 def forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, until: jax.Array, start: Any, scale: float, block: int
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, start: Any, scale: float, block: int
 ) -> tuple[jax.Array, jax.Array]:
     """`(out, log-sum-exp)` for queries [B*K, G, T, H] at columns start.., keys and values [B*K, S, H]; T and S are
     multiples of `block`.
     """
     merged, groups, length, dim = q.shape
-    plan = _plan(until, length, start, block)
+    plan = _plan(visible, length, start, block)
     flat = (merged, groups * block)
 
     def queries(i: jax.Array, out: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -92,7 +95,8 @@ def forward(
         def keys(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             acc, top, total = carry
             c = plan.order[i, j]
-            scores = _scores(rows, _cut(k, c, block, 1), _cut(until, c, block, 1), start + i * block, c * block, scale)
+            these = jax.tree.map(lambda x: _cut(x, c, block, 1), visible)
+            scores = _scores(rows, _cut(k, c, block, 1), these, start + i * block, c * block, scale)
             higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
             weights = jnp.exp(scores - higher)
             shrink = jnp.exp(top - higher)
@@ -123,7 +127,7 @@ def backward(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    until: jax.Array,
+    visible: Visible,
     start: Any,
     out: jax.Array,
     lse: jax.Array,
@@ -133,7 +137,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of q, k and v; float32."""
     merged, groups, length, dim = q.shape
-    plan = _plan(until, length, start, block)
+    plan = _plan(visible, length, start, block)
     flat = (merged, groups * block)
     inner = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
 
@@ -147,7 +151,8 @@ def backward(
             d_rows_q, d_k, d_v = carry
             c = plan.order[i, j]
             some_k, some_v = _cut(k, c, block, 1), _cut(v, c, block, 1)
-            scores = _scores(rows, some_k, _cut(until, c, block, 1), start + i * block, c * block, scale)
+            these = jax.tree.map(lambda x: _cut(x, c, block, 1), visible)
+            scores = _scores(rows, some_k, these, start + i * block, c * block, scale)
             weights = jnp.exp(scores - lse_rows)
             d_scores = (weights * (_matmul_t(d_rows, some_v) - inner_rows) * scale).astype(q.dtype)
             d_rows_q = d_rows_q + _matmul(d_scores, some_k)
