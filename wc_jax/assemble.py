@@ -35,7 +35,7 @@ from verifier.browser import Browser
 from verifier.types import Task, TaskError
 from wc_jax.config import Config, ScriptedConfig
 from wc_jax.policy import Compute, PolicyConfig
-from wc_jax.policy.table import Params
+from wc_jax.policy.weight import Params
 from wc_jax.publish import Canary, Publisher, canary_prompt, policy_score
 from wc_jax.weights import load_policy
 

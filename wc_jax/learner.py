@@ -19,7 +19,7 @@ from wc_jax.mesh import make_mesh
 from wc_jax.multihost import introduce
 from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig
-from wc_jax.policy.table import Params
+from wc_jax.policy.weight import Params
 from wc_jax.processes import ALONE, Processes
 from wc_jax.sharding import batch_sharding, param_shardings, state_shardings
 from wc_jax.step import Objective, init_state, make_score_fn, make_train_step

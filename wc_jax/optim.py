@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from wc_jax.policy.table import Params
+from wc_jax.policy.weight import Params, is_decayed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ def learning_rate(config: OptimConfig) -> optax.Schedule:
 
 
 def decay_mask(params: Params) -> dict[str, bool]:
-    """True for matrices: norms' scales are not pulled to zero."""
-    return {name: not name.endswith("norm") for name in params}
+    """True for matrices: norms' scales and biases are not pulled to zero."""
+    return {name: is_decayed(name) for name in params}
 
 
 def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:

@@ -21,8 +21,7 @@ from safetensors.numpy import save_file
 from rollout.engine import Engine, EngineError, Request
 from rollout.types import Completion
 from wc_jax.logprobs import token_logprobs
-from wc_jax.policy.config import PolicyConfig
-from wc_jax.policy.llama import Compute, hidden_states, unembed
+from wc_jax.policy import Compute, PolicyConfig, hidden_states, unembed
 from wc_jax.weights import to_hf
 
 Params = Mapping[str, jax.Array]

@@ -27,7 +27,7 @@ from wc_jax.exits import run_command
 from wc_jax.host_memory import keep_large_buffers
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute, PolicyConfig, init_params
-from wc_jax.policy.table import Params
+from wc_jax.policy.weight import Params
 from wc_jax.progress import Progress
 from wc_jax.row_packing import num_rows_needed
 from wc_jax.step import init_state, make_sft_step

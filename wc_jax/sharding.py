@@ -20,7 +20,19 @@ DEFAULT_RULES: Rules = {
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
+    "head_dim": None,
+    "delta_keys": "tensor",
+    "delta_values": "tensor",
+    "conv": None,
     "ff": "tensor",
+    "rank": None,
+    "embed_pair": None,
+    # The vision tower is small beside the policy: cut by heads and hidden units only.
+    "vision_embed": None,
+    "vision_heads": "tensor",
+    "vision_ff": "tensor",
+    "pixels": None,
+    "grid": None,
     "batch": ROWS,
     "token": "sequence",
 }
@@ -58,7 +70,18 @@ def spec_for(
 
 def param_shardings(config: PolicyConfig, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> dict[str, NamedSharding]:
     """Of every weight in the table. Heads are cut whole: ValueError when a mesh axis does not divide them."""
-    for axis, count in (("heads", config.num_heads), ("kv_heads", config.num_kv_heads)):
+    counts = [("heads", config.num_heads), ("kv_heads", config.num_kv_heads)]
+    if config.delta is not None:
+        counts += [("delta_keys", config.delta.key_heads), ("delta_values", config.delta.value_heads)]
+        ways = mesh.shape["tensor"] * mesh.shape["sequence"]
+        if config.delta.value_heads % ways:
+            raise ValueError(
+                f"the {config.delta.value_heads} value heads of recurrent layers are not divisible by tensor * sequence"
+                f" = {ways}: each device works on whole rows of whole heads there"
+            )
+    if config.vision is not None:
+        counts.append(("vision_heads", config.vision.num_heads))
+    for axis, count in counts:
         spec_for(f"the {count} {axis}", (count,), (axis,), mesh, rules)
     return {
         name: NamedSharding(mesh, spec_for(name, weight.shape, weight.axes, mesh, rules))

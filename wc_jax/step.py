@@ -12,8 +12,7 @@ from wc_jax.masked import all_finite, masked_count, quotient
 from wc_jax.mesh import TOKENS, constrain, spec
 from wc_jax.objective import empty_stats, merge, policy_objective, summarize
 from wc_jax.optim import OptimConfig, apply_gradients, global_norm, learning_rate, make_optimizer
-from wc_jax.policy import IN_FLOAT32, Compute, PolicyConfig, hidden_states, unembed
-from wc_jax.policy.table import Params, weight_table
+from wc_jax.policy import IN_FLOAT32, Compute, Params, PolicyConfig, hidden_states, unembed, weight_table
 from wc_jax.sharding import param_shardings, state_shardings
 from wc_jax.types import Batch, Stats, TrainState
 
@@ -36,7 +35,16 @@ def batch_logprobs(
     params: Params, config: PolicyConfig, batch: Batch, *, compute: Compute, temperature: float, chunk: int
 ) -> tuple[jax.Array, jax.Array]:
     """`(logp[B, T], entropy[B, T])` of the trained tokens, 0 elsewhere; entry t is token t's own."""
-    hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.visible_until, compute=compute)
+    hidden = hidden_states(
+        params,
+        config,
+        batch.tokens,
+        batch.positions,
+        batch.visible_until,
+        batch.predecessor,
+        batch.images,
+        compute=compute,
+    )
     # A state predicts the token right after it, where that token follows it in its sample.
     columns = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None, :]
     follows = batch.predecessor == columns - 1

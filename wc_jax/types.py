@@ -14,6 +14,23 @@ AnyArray = jax.Array | np.ndarray
 """What the pure functions accept: on a device, traced, or on the host."""
 
 
+class Images(NamedTuple):
+    """The pixels that a batch's rows show: `P` patches a row, of one image after the other, then padding."""
+
+    patches: AnyArray
+    """uint8 [B, P, C*p*p]; pixels, channel first. An image's patches stand in blocks of merge x merge neighbors."""
+    place: AnyArray
+    """int32 [B, P, 2]; row and column in the grid of its image."""
+    grid: AnyArray
+    """int32 [B, P, 2]; height and width of that grid, in patches."""
+    since: AnyArray
+    """int32 [B, P]; where the patches of its image begin."""
+    until: AnyArray
+    """int32 [B, P]; where they end. Padding sees itself only."""
+    slot: AnyArray
+    """int32 [B, T]; which of the row's features, one for each block, stands in this token's place; -1: none."""
+
+
 class Batch(NamedTuple):
     """Rows of trees of samples. Position t of every array speaks of token t, never of the token it predicts.
 
@@ -31,7 +48,8 @@ class Batch(NamedTuple):
     tokens: AnyArray
     """int32 [B, T]"""
     positions: AnyArray
-    """int32 [B, T]; how many tokens of its own sample stand before it."""
+    """int32 [B, T]; how many tokens of its own sample stand before it. Of multimodal policies, where images spread over
+    rows and columns, [B, T, 3]: time, row, column."""
     visible_until: AnyArray
     """int32 [B, T]; end of the columns that descend from this one. Padding sees and is seen by itself only."""
     predecessor: AnyArray
@@ -50,6 +68,8 @@ class Batch(NamedTuple):
     """float32 [B, T]; recomputed by the trainer before the update, 0 where masked."""
     ref_logp: AnyArray | None = None
     """float32 [B, T]; under the reference policy. None: no reference, no KL term."""
+    images: Images | None = None
+    """None: the rows hold text only."""
 
 
 class TrainState(NamedTuple):

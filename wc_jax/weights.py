@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -18,8 +17,9 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from wc_jax.policy.config import PolicyConfig, from_hf_config, to_hf_config
-from wc_jax.policy.table import Params, weight_table
+from wc_jax.policy import Params, PolicyConfig, from_hf_config, hf_tensors, to_hf_config, weight_table
+from wc_jax.policy.lora import merged
+from wc_jax.policy.names import HfTensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -29,53 +29,16 @@ class WeightsError(ValueError):
     """A folder or a set of tensors that is not this policy's; the message names every tensor concerned."""
 
 
-@dataclass(frozen=True)
-class _Names:
-    """Where one of our weights lives at the other side."""
-
-    hf: str
-    """With `{i}` for the layer."""
-    is_transposed: bool
-
-
-_TABLE: Mapping[str, _Names] = {
-    "embed": _Names("model.embed_tokens.weight", False),
-    "layers.attn_norm": _Names("model.layers.{i}.input_layernorm.weight", False),
-    "layers.q": _Names("model.layers.{i}.self_attn.q_proj.weight", True),
-    "layers.k": _Names("model.layers.{i}.self_attn.k_proj.weight", True),
-    "layers.v": _Names("model.layers.{i}.self_attn.v_proj.weight", True),
-    "layers.o": _Names("model.layers.{i}.self_attn.o_proj.weight", True),
-    "layers.mlp_norm": _Names("model.layers.{i}.post_attention_layernorm.weight", False),
-    "layers.gate": _Names("model.layers.{i}.mlp.gate_proj.weight", True),
-    "layers.up": _Names("model.layers.{i}.mlp.up_proj.weight", True),
-    "layers.down": _Names("model.layers.{i}.mlp.down_proj.weight", True),
-    "final_norm": _Names("model.norm.weight", False),
-    "head": _Names("lm_head.weight", True),
-}
-
-
-def hf_keys(config: PolicyConfig) -> dict[str, tuple[str, int | None]]:
-    """Every Hugging Face key of this policy -> our weight's name and its layer."""
-    keys: dict[str, tuple[str, int | None]] = {}
-    for name, weight in weight_table(config).items():
-        if weight.axes[0] == "layer":
-            for i in range(config.num_layers):
-                keys[_TABLE[name].hf.format(i=i)] = (name, i)
-        else:
-            keys[_TABLE[name].hf] = (name, None)
-    return keys
-
-
 def to_hf(
     params: Mapping[str, jax.Array | np.ndarray], config: PolicyConfig, *, dtype: str = "float32"
 ) -> dict[str, np.ndarray]:
-    """Contiguous host tensors under Hugging Face's names. A tied head is not written: it is the embedding."""
+    """Contiguous host tensors under Hugging Face's names, adapters merged in."""
     target = jnp.dtype(dtype)
-    host = {name: np.asarray(value) for name, value in params.items()}
+    host = {name: np.asarray(value) for name, value in merged(params, config.lora).items()}
     tensors: dict[str, np.ndarray] = {}
-    for key, (name, layer) in hf_keys(config).items():
-        value = host[name] if layer is None else host[name][layer]
-        tensors[key] = np.ascontiguousarray(value.T if _TABLE[name].is_transposed else value).astype(target)
+    for tensor in hf_tensors(config):
+        parts = [host[part] if tensor.layer is None else host[part][tensor.layer] for part in tensor.parts]
+        tensors[tensor.key] = tensor.join(parts).astype(target)
     return tensors
 
 
@@ -83,30 +46,34 @@ def from_hf(
     read: Callable[[str], np.ndarray], present: set[str], config: PolicyConfig, *, dtype: str = "float32"
 ) -> Params:
     """Build params by asking `read` for each key once. Raises `WeightsError` on missing, unknown or misshapen."""
-    keys = hf_keys(config)
-    unknown = present - set(keys)
-    if config.tie_embeddings and _TABLE["head"].hf in unknown:
+    tensors = hf_tensors(config)
+    keys = {tensor.key for tensor in tensors}
+    unknown = present - keys
+    if config.tie_embeddings and "lm_head.weight" in unknown:
         # Some writers store the tied head too. Equal, it says nothing new; different, the config is wrong.
-        if not np.array_equal(read(_TABLE["head"].hf), read(_TABLE["embed"].hf)):
+        embed = next(tensor.key for tensor in tensors if tensor.parts == ("embed",))
+        if not np.array_equal(read("lm_head.weight"), read(embed)):
             raise WeightsError("lm_head.weight differs from the embedding although tie_word_embeddings is true")
-        unknown.discard(_TABLE["head"].hf)
-    problems = [f"missing {key}" for key in keys if key not in present]
+        unknown.discard("lm_head.weight")
+    problems = [f"missing {key}" for key in sorted(keys - present)]
     problems += [f"unknown {key}" for key in sorted(unknown)]
     if problems:
         raise WeightsError("; ".join(problems))
     table, target = weight_table(config), jnp.dtype(dtype)
-    host = {name: np.empty(weight.shape, target) for name, weight in table.items()}
-    for key, (name, layer) in keys.items():
-        value = read(key)
-        value = value.T if _TABLE[name].is_transposed else value
-        shape = table[name].shape if layer is None else table[name].shape[1:]
-        if value.shape != shape:
-            raise WeightsError(f"{key} must be {shape} after transposition, got {value.shape}")
-        if layer is None:
-            host[name][...] = value
-        else:
-            host[name][layer] = value
+    host = {part: np.empty(table[part].shape, target) for tensor in tensors for part in tensor.parts}
+    for tensor in tensors:
+        _fill(tensor, read(tensor.key), host)
     return {name: jnp.asarray(value) for name, value in host.items()}
+
+
+def _fill(tensor: HfTensor, value: np.ndarray, host: Mapping[str, np.ndarray]) -> None:
+    """Writes what the tensor holds where it belongs. Raises `WeightsError` when its shape is another."""
+    places = [host[part] if tensor.layer is None else host[part][tensor.layer] for part in tensor.parts]
+    wanted = tensor.shape([place.shape for place in places])
+    if value.shape != wanted:
+        raise WeightsError(f"{tensor.key} must be {wanted}, got {value.shape}")
+    for place, part in zip(places, tensor.split(value, tensor.sizes([place.shape for place in places])), strict=True):
+        place[...] = part
 
 
 def _tensor_files(folder: Path) -> Iterator[Path]:

@@ -24,7 +24,7 @@ from wc_jax.batch import pack
 from wc_jax.host_memory import keep_large_buffers
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute, PolicyConfig, init_params
-from wc_jax.policy.table import Params
+from wc_jax.policy.weight import Params
 from wc_jax.step import init_state, make_score_fn, make_train_step
 from wc_jax.types import Batch
 

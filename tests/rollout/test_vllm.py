@@ -22,7 +22,7 @@ from rollout.vllm import VllmEngine, WeightsRefused
 from tests.engine import Served, ask, prompt_of, weights_of
 from tests.rollout.tiny_model import write_tiny_model
 from wc_jax.logprobs import token_logprobs
-from wc_jax.policy.llama import hidden_states, unembed
+from wc_jax.policy import hidden_states, unembed
 from wc_jax.weights import load_policy
 
 # A busy machine needs minutes to import vLLM, an idle one seconds.

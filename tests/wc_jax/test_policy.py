@@ -138,11 +138,15 @@ def test_config_reads_both_spellings_of_rope():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type must be 'default', got 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_parameters and rope_scaling differ"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type must be one of .* got 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' needs a factor"),
         ({"rope_theta": 1.0}, "rope_theta is given twice"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
-        ({"attention_bias": True}, "attention_bias must be false"),
+        ({"use_sliding_window": True}, "sliding-window attention is not supported"),
+        ({"num_experts": 8}, "num_experts=8: mixtures of experts are not supported"),
         ({"architectures": ["MambaForCausalLM"]}, "architectures must contain"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "mixtures of experts are not supported"),
         ({"num_key_value_heads": 3}, "multiple of num_kv_heads"),
     ],
 )

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from rollout.render import ChatFormat
 from rollout.types import Message
 from rollout.vllm_install import engine_python
-from wc_jax.policy.llama import hidden_states, unembed
+from wc_jax.policy import hidden_states, unembed
 from wc_jax.smollm2 import convert, fetch_gguf
 from wc_jax.weights import load_policy
 

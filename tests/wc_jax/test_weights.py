@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.wc_jax.policies import loud_params, small_config
-from wc_jax.policy import init_params
-from wc_jax.weights import INDEX_FILE, SINGLE_FILE, WeightsError, hf_keys, load_policy, save_policy, to_hf
+from tests.wc_jax.policies import FAMILIES, loud_params, small_config
+from wc_jax.policy import hf_tensors, init_params
+from wc_jax.weights import INDEX_FILE, SINGLE_FILE, WeightsError, load_policy, save_policy, to_hf
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_round_trip_is_bitwise(tmp_path, tie):
-    config = small_config(tie_embeddings=tie)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_round_trip_is_bitwise(tmp_path, name):
+    config = FAMILIES[name]
     params = loud_params(config)
     save_policy(tmp_path / "m", config, params)
     found_config, found = load_policy(tmp_path / "m")
@@ -24,17 +24,20 @@ def test_round_trip_is_bitwise(tmp_path, tie):
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_every_target_key_is_written_once_with_its_own_elements():
-    config = small_config()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_target_key_is_written_once_with_its_own_elements(name):
+    config = FAMILIES[name]
     start, params = 0, {}
     for name, value in init_params(config, jax.random.key(0)).items():
         params[name] = np.arange(start, start + value.size, dtype=np.float32).reshape(value.shape)
         start += value.size
     tensors = to_hf(params, config)
-    assert set(tensors) == set(hf_keys(config)) and "lm_head.weight" not in tensors
+    assert set(tensors) == {tensor.key for tensor in hf_tensors(config)}
+    assert ("lm_head.weight" in tensors) == (not config.tie_embeddings)
     every = np.concatenate([t.ravel() for t in tensors.values()])
     np.testing.assert_array_equal(np.sort(every), np.arange(start))
-    np.testing.assert_array_equal(tensors["model.layers.1.mlp.up_proj.weight"], params["layers.up"][1].T)
+    root = "model." if config.vision is None else "model.language_model."
+    np.testing.assert_array_equal(tensors[f"{root}layers.1.mlp.up_proj.weight"], params["layers.up"][1].T)
 
 
 def test_bfloat16_folder_is_read_back_as_rounded(tmp_path):

@@ -45,15 +45,19 @@ linear.defvjp(_linear_fwd, _linear_bwd)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def rms_norm(x: Float[Array, "B T D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "B T D"]:
+def rms_norm(x: Float[Array, "*shape D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*shape D"]:
     """x / sqrt(mean(x^2) + eps) * scale over the last axis, in float32, returned in the type of x."""
     return _rms_fwd(x, scale, eps)[0]
+
+
+def _like(scale: jax.Array, x: jax.Array) -> jax.Array:
+    return scale.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def _rms_fwd(x, scale, eps):  # type: ignore[no-untyped-def]
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    out = (x32 * inverse * scale[None, None, :].astype(jnp.float32)).astype(x.dtype)
+    out = (x32 * inverse * _like(scale, x)).astype(x.dtype)
     return jax.lax.optimization_barrier(out), (x, scale, inverse)
 
 
@@ -61,8 +65,8 @@ def _rms_bwd(eps, saved, g):  # type: ignore[no-untyped-def]
     x, scale, inverse = saved
     normed = x.astype(jnp.float32) * inverse
     g32 = g.astype(jnp.float32)
-    d_scale = jnp.sum(g32 * normed, axis=(0, 1)).astype(scale.dtype)
-    d_normed = g32 * scale[None, None, :].astype(jnp.float32)
+    d_scale = jnp.sum(g32 * normed, axis=tuple(range(x.ndim - 1))).astype(scale.dtype)
+    d_normed = g32 * _like(scale, x)
     inner = jnp.mean(d_normed * normed, axis=-1, keepdims=True)
     return (inverse * (d_normed - normed * inner)).astype(x.dtype), d_scale
 

@@ -1,16 +1,115 @@
-"""The shape of a policy of the Llama family, and its two spellings in Hugging Face's `config.json`."""
+"""The shape of a policy: everything that decides a weight's shape or the forward function."""
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-_FAMILY = "LlamaForCausalLM"
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_5"]
+LayerKind = Literal["full", "linear"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for contexts longer than those of pretraining."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    """How many times longer the context becomes."""
+    original_positions: int = 8192
+    """The context length of pretraining; `linear` does not use it."""
+    low_freq_factor: float = 1.0
+    """llama3: waves longer than original_positions / this are stretched whole."""
+    high_freq_factor: float = 4.0
+    """llama3: waves shorter than original_positions / this are left alone."""
+    beta_fast: float = 32.0
+    """yarn: dimensions that turn more often than this within the original context are left alone."""
+    beta_slow: float = 1.0
+    """yarn: dimensions that turn less often than this are stretched whole."""
+    attention_factor: float | None = None
+    """yarn: what multiplies cosine and sine; None is 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """yarn: the two bounds are rounded to whole dimensions."""
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "original_positions", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"rope scaling: {name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig:
+    """The recurrent layers of a hybrid policy (see `delta_rule`)."""
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: value head n reads key head n // (value_heads / key_heads)."""
+    key_dim: int
+    """Of one head."""
+    value_dim: int
+    """Of one head."""
+    conv_width: int = 4
+    """Tokens that the short convolution sees."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "key_heads", "value_heads", "key_dim", "value_dim", "conv_width")
+        _whole("value_heads", self.value_heads, "key_heads", self.key_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """The tower that turns an image's patches into token embeddings."""
+
+    depth: int
+    width: int
+    num_heads: int
+    ff_dim: int
+    out_width: int
+    """Of the features, equal to the policy's width."""
+    patch_size: int = 16
+    """Pixels along a patch's side."""
+    temporal_patch_size: int = 2
+    """Frames in a patch; a still image repeats its one."""
+    merge_size: int = 2
+    """merge_size x merge_size neighboring patches become one token."""
+    in_channels: int = 3
+    num_positions: int = 2304
+    """Learned positions, of a square grid."""
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        _positive(self, *(name for name in self.__dataclass_fields__))
+        _whole("width", self.width, "num_heads", self.num_heads)
+        if (self.width // self.num_heads) % 4:
+            raise ValueError(f"a vision head must be a multiple of 4 wide, got {self.width // self.num_heads}")
+        if math.isqrt(self.num_positions) ** 2 != self.num_positions:
+            raise ValueError(f"num_positions must be a square number, got {self.num_positions}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv 2106.09685): a linear layer W becomes W + alpha / rank * A B, and only A and B learn."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    modules: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+    """Which linear layers get one, by their last name in the weight table."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "rank", "alpha")
+        if not self.modules:
+            raise ValueError("modules must name at least one linear layer, for instance q")
+
+    @property
+    def scale(self) -> float:
+        """What multiplies A B."""
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """Everything that decides a weight's shape or the forward function; hashable, so static under jit."""
+    """A decoder of one of the families; hashable, so static under jit."""
 
+    family: Family = "llama"
     vocab_size: int
     width: int
     """D, of the residual stream."""
@@ -21,95 +120,82 @@ class PolicyConfig:
     head_dim: int
     ff_dim: int
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    rotary_dim: int = 0
+    """Dimensions of a head that turn with the position, the first ones; 0: all."""
+    mrope_section: tuple[int, ...] = ()
+    """Frequencies that follow a token's time, row and column (interleaved); empty: all follow one position."""
     norm_eps: float = 1e-5
+    zero_centered_norms: bool = False
+    """A stored norm weight w scales by 1 + w."""
     tie_embeddings: bool = True
     """The unembedding is the transposed embedding: one weight, one gradient."""
     max_positions: int = 2048
     """The longest context that the weights were made for; engines read it, the forward function does not."""
+    attention_bias: bool = False
+    """q, k and v have biases."""
+    output_bias: bool = False
+    """o has one."""
+    mlp_bias: bool = False
+    has_qk_norm: bool = False
+    """Each head's queries and keys are RMS-normed before they turn."""
+    has_output_gate: bool = False
+    """What a query head reads is multiplied by the sigmoid of a gate of its own."""
+    layer_kinds: tuple[LayerKind, ...] = ()
+    """Of each layer: `full` attention or `linear` recurrence; empty: all full."""
+    delta: DeltaConfig | None = None
+    """Of the linear layers."""
+    num_mtp_layers: int = 0
+    """Layers of the head that guesses a second token (multi-token prediction), for speculative decoding."""
+    vision: VisionConfig | None = None
+    lora: LoraConfig | None = None
+    """Adapters beside the weights; None: there are none."""
+    image_token_id: int = -1
+    """Stands where an image's features go; -1 in policies without vision, as for the next three."""
+    video_token_id: int = -1
+    vision_start_token_id: int = -1
+    vision_end_token_id: int = -1
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ff_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        _positive(self, "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ff_dim")
+        _whole("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
+        for name, size in (("head_dim", self.head_dim), ("rotary_dim", self.rotary_dim)):
+            if size % 2:
+                raise ValueError(f"{name} must be even for rotary positions, got {size}")
+        if self.rotary_dim > self.head_dim:
+            raise ValueError(f"rotary_dim must be at most head_dim={self.head_dim}, got {self.rotary_dim}")
+        if self.mrope_section and (len(self.mrope_section), sum(self.mrope_section)) != (3, self.turning_dim // 2):
+            raise ValueError(f"mrope_section must be 3 counts that sum to {self.turning_dim // 2}, got {self}")
+        if self.layer_kinds and len(self.layer_kinds) != self.num_layers:
+            raise ValueError(f"layer_kinds must name {self.num_layers} layers, got {len(self.layer_kinds)}")
+        if ("linear" in self.layer_kinds) != (self.delta is not None):
+            raise ValueError("linear layers and their `delta` sizes come together: give both or neither")
+        if self.vision is not None and self.vision.out_width != self.width:
+            raise ValueError(f"vision.out_width must be the width {self.width}, got {self.vision.out_width}")
+
+    @property
+    def turning_dim(self) -> int:
+        """Dimensions of a head that turn with the position."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Of each layer."""
+        all_full: tuple[LayerKind, ...] = ("full",) * self.num_layers
+        return self.layer_kinds or all_full
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some layers are recurrent."""
+        return self.delta is not None
 
 
-def from_hf_config(raw: Mapping[str, Any]) -> PolicyConfig:
-    """Read a parsed `config.json`. Raises ValueError naming the first setting that we cannot honor.
-
-    >>> raw = to_hf_config(PolicyConfig(vocab_size=8, width=4, num_layers=1, num_heads=2, num_kv_heads=1,
-    ...                                 head_dim=2, ff_dim=6, rope_theta=5.0))
-    >>> from_hf_config(raw).rope_theta
-    5.0
-    """
-    architectures = raw.get("architectures") or [_FAMILY]
-    if _FAMILY not in architectures:
-        raise ValueError(f"architectures must contain {_FAMILY!r}, got {architectures}")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act must be 'silu', got {raw['hidden_act']!r}")
-    for name in ("attention_bias", "mlp_bias"):
-        if raw.get(name):
-            raise ValueError(f"{name} must be false, got {raw[name]!r}")
-    missing = [name for name in _REQUIRED if name not in raw]
-    if missing:
-        raise ValueError(f"config.json lacks {missing}")
-    num_heads = int(raw["num_attention_heads"])
-    return PolicyConfig(
-        vocab_size=int(raw["vocab_size"]),
-        width=int(raw["hidden_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
-        num_heads=num_heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // num_heads),
-        ff_dim=int(raw["intermediate_size"]),
-        rope_theta=_rope_theta(raw),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        max_positions=int(raw.get("max_position_embeddings", 2048)),
-    )
+def _positive(config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) <= 0:
+            raise ValueError(f"{name} must be above 0, got {getattr(config, name)}")
 
 
-_REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-
-
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    # Written flat by transformers 4 and nested by transformers 5. A scaled table would be silently wrong here.
-    nested = raw.get("rope_parameters") or {}
-    for source in (nested, raw.get("rope_scaling") or {}):
-        kind = source.get("rope_type", source.get("type", "default"))
-        if kind != "default":
-            raise ValueError(f"rope_type must be 'default', got {kind!r}")
-    flat = raw.get("rope_theta")
-    if flat is not None and "rope_theta" in nested and float(flat) != float(nested["rope_theta"]):
-        raise ValueError(f"rope_theta is given twice and differs: {flat} and {nested['rope_theta']}")
-    return float(nested.get("rope_theta", 10_000.0 if flat is None else flat))
-
-
-def to_hf_config(config: PolicyConfig, *, dtype: str = "float32") -> dict[str, Any]:
-    """The `config.json` of these weights, readable by transformers 4 and 5 and by vLLM."""
-    return {
-        "architectures": [_FAMILY],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.ff_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "tie_word_embeddings": config.tie_embeddings,
-        "max_position_embeddings": config.max_positions,
-        "torch_dtype": dtype,
-        "dtype": dtype,
-    }
+def _whole(name: str, value: int, of: str, unit: int) -> None:
+    if value % unit:
+        raise ValueError(f"{name} must be a multiple of {of}, got {value} and {unit}")

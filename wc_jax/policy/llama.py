@@ -1,110 +1,81 @@
-"""The forward function of the Llama family: tokens in, hidden states out. The head is `logprobs`' business."""
+"""The Llama family (SmolLM2 included): `config.json` and the names of its tensors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
-
-from wc_jax.mesh import STATES, constrain
-from wc_jax.policy.attention import path_attention
-from wc_jax.policy.blocks import gated, linear, rms_norm
 from wc_jax.policy.config import PolicyConfig
-from wc_jax.policy.rope import rope_table, rotate
-from wc_jax.policy.table import Params
-from wc_jax.shapes import Array, Float, Int
-from wc_jax.types import AnyArray
+from wc_jax.policy.hf_config import Raw, read_decoder, write_decoder
+from wc_jax.policy.names import Form, HfTensor, of_layer
 
-Remat = Literal["none", "dots", "layer"]
+ARCHITECTURES = ("LlamaForCausalLM",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compute:
-    """How the function is computed, not what: hashable, static under jit."""
-
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of activations and of matrix products' inputs; sums, norms, softmax and the head stay float32."""
-    remat: Remat = "none"
-    """What the backward pass recomputes: nothing; all but matrix products; whole layers."""
-    unroll: bool = False
-    """Write the layers out instead of looping: compiles slower, and lets XLA work across layers."""
-    mesh: Mesh | None = None
-    """The devices that share the work; None is one device."""
-
-    @property
-    def jnp_dtype(self) -> jnp.dtype:
-        return jnp.dtype(self.dtype)
+def read(raw: Raw) -> PolicyConfig:
+    """Raises ValueError naming the first setting that we cannot honor."""
+    has_bias = bool(raw.get("attention_bias"))
+    return PolicyConfig(
+        family="llama",
+        attention_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=bool(raw.get("mlp_bias")),
+        **read_decoder(raw),
+    )
 
 
-IN_FLOAT32 = Compute()
-"""The default: plain float32, looped layers, nothing recomputed."""
+def write(config: PolicyConfig, *, dtype: str) -> dict[str, Any]:
+    """The `config.json` of these weights."""
+    return {
+        "architectures": list(ARCHITECTURES),
+        "model_type": "llama",
+        **write_decoder(config, dtype=dtype),
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+    }
 
 
-def _layer(
-    config: PolicyConfig, cos: jax.Array, sin: jax.Array, visible_until: jax.Array, mesh: Mesh | None
-) -> Callable:
-    spread = mesh is not None
-
-    def apply(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
-        batch, length, _ = x.shape
-        with jax.named_scope("attention"):
-            h = rms_norm(x, w["attn_norm"], config.norm_eps)
-            q = linear(h, w["q"], spread).reshape(batch, length, config.num_heads, config.head_dim)
-            k = linear(h, w["k"], spread).reshape(batch, length, config.num_kv_heads, config.head_dim)
-            v = linear(h, w["v"], spread).reshape(batch, length, config.num_kv_heads, config.head_dim)
-            out = path_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, visible_until, mesh=mesh)
-            x = x + linear(out.reshape(batch, length, -1), w["o"], spread)
-        with jax.named_scope("mlp"):
-            h = rms_norm(x, w["mlp_norm"], config.norm_eps)
-            x = x + linear(gated(linear(h, w["gate"], spread), linear(h, w["up"], spread)), w["down"], spread)
-        return constrain(x, mesh, *STATES), None
-
-    return apply
+def tensors(config: PolicyConfig) -> list[HfTensor]:
+    """Every tensor of a folder of this family."""
+    return decoder_tensors(config, "model.")
 
 
-def _with_remat(layer: Callable, remat: Remat) -> Callable:
-    if remat == "none":
-        return layer
-    if remat == "dots":
-        return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
-    if remat == "layer":
-        return jax.checkpoint(layer)
-    raise ValueError(f"remat must be 'none', 'dots' or 'layer', got {remat!r}")
+def decoder_tensors(config: PolicyConfig, root: str) -> list[HfTensor]:
+    """What the families share: a decoder whose layers are all full attention. `root`: the start of its keys."""
+    rows = attention_names(config) | feed_forward_names(config)
+    found = outer_tensors(config, root)
+    for i in range(config.num_layers):
+        found += of_layer(rows, f"{root}layers.{i}.", "layers", i)
+    return found
 
 
-def hidden_states(
-    params: Params,
-    config: PolicyConfig,
-    tokens: Int[AnyArray, "B T"],
-    positions: Int[AnyArray, "B T"] | None = None,
-    visible_until: Int[AnyArray, "B T"] | None = None,
-    *,
-    compute: Compute = IN_FLOAT32,
-) -> Float[Array, "B T D"]:
-    """Final normed states; state t has seen token t and the tokens before it in its own sample.
-
-    `positions` and `visible_until` as in `Batch`; None: each row is one sample.
-    """
-    tokens = jnp.asarray(tokens)
-    if positions is None:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :], tokens.shape)
-    if visible_until is None:
-        visible_until = jnp.full(tokens.shape, tokens.shape[1], jnp.int32)
-    positions, visible_until = jnp.asarray(positions), jnp.asarray(visible_until)
-    x = constrain(params["embed"].astype(compute.jnp_dtype)[tokens], compute.mesh, *STATES)
-    cos, sin = rope_table(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    layer = _with_remat(_layer(config, cos, sin, visible_until, compute.mesh), compute.remat)
-    stacked = {name.removeprefix("layers."): w for name, w in params.items() if name.startswith("layers.")}
-    if compute.unroll:
-        for i in range(config.num_layers):
-            x, _ = layer(x, {name: w[i] for name, w in stacked.items()})
-    else:
-        x, _ = jax.lax.scan(layer, x, stacked)
-    return rms_norm(x, params["final_norm"], config.norm_eps)
+def outer_tensors(config: PolicyConfig, root: str) -> list[HfTensor]:
+    """Embedding, last norm and head. A tied head is not written: it is the embedding."""
+    found = [
+        HfTensor(key=f"{root}embed_tokens.weight", parts=("embed",)),
+        HfTensor(key=f"{root}norm.weight", parts=("final_norm",)),
+    ]
+    if not config.tie_embeddings:
+        found.append(HfTensor(key="lm_head.weight", parts=("head",), form="linear"))
+    return found
 
 
-def unembed(params: Params, config: PolicyConfig) -> Float[Array, "D V"]:
-    """The matrix that turns states into logits; with tied embeddings, the embedding itself."""
-    return params["embed"].T if config.tie_embeddings else params["head"]
+def attention_names(config: PolicyConfig) -> dict[str, tuple[str, Form]]:
+    """Our name -> theirs, within a layer."""
+    names: dict[str, tuple[str, Form]] = {x: (f"self_attn.{x}_proj.weight", "linear") for x in "qkvo"}
+    biases = "qkv" if config.attention_bias else ""
+    for x in biases + ("o" if config.output_bias else ""):
+        names[f"{x}_bias"] = (f"self_attn.{x}_proj.bias", "same")
+    if config.has_qk_norm:
+        names |= {f"{x}_norm": (f"self_attn.{x}_norm.weight", "same") for x in "qk"}
+    return names
+
+
+def feed_forward_names(config: PolicyConfig) -> dict[str, tuple[str, Form]]:
+    """Our name -> theirs, within a layer."""
+    names: dict[str, tuple[str, Form]] = {
+        "attn_norm": ("input_layernorm.weight", "same"),
+        "mlp_norm": ("post_attention_layernorm.weight", "same"),
+    }
+    for x in ("gate", "up", "down"):
+        names[x] = (f"mlp.{x}_proj.weight", "linear")
+        if config.mlp_bias:
+            names[f"{x}_bias"] = (f"mlp.{x}_proj.bias", "same")
+    return names
