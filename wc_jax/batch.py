@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout.types import Sample
+from wc_jax.image_rows import ImageSpace, image_arrays, share_keys, space_needed
+from wc_jax.images import sample_positions
 from wc_jax.layout import Layout, lay_out
 from wc_jax.types import Batch
 
@@ -22,6 +24,16 @@ def check_sample(sample: Sample, name: str, row_tokens: int) -> None:
             f"sample {name} has {length} tokens but a row holds {row_tokens}: "
             "raise row_tokens or lower the rollout's max_tokens"
         )
+    stop = 0
+    for shown in sample.pictures:
+        if not stop <= shown.start < shown.stop <= length:
+            raise ValueError(
+                f"sample {name}: a picture at {shown.start}..{shown.stop - 1} of {length} tokens is not whole, or"
+                f" stands before the end of another at {stop}"
+            )
+        stop = shown.stop
+        if sample.loss_mask[shown.start : stop].any():
+            raise ValueError(f"sample {name} trains image tokens, which nobody samples: mask {shown.start}..{stop - 1}")
 
 
 def plan(
@@ -34,16 +46,16 @@ def plan(
 ) -> Layout:
     """Where each token of each sample will lie; tells how many rows that takes before any is made.
 
-    `share`: tokens that samples have in common from the start are computed once (`wc_jax.layout`). `align`: the
-    chunk of the policy's recurrent layers, 1 without such. Raises ValueError, by id, for a sample that does not
-    fit a row or does not fit together.
+    `share`: tokens that samples have in common from the start, pictures included, are computed once
+    (`wc_jax.layout`). `align`: the chunk of the policy's recurrent layers, 1 without such. Raises ValueError, by
+    id, for a sample that does not fit a row or does not fit together.
     """
     names = [str(i) for i in range(len(samples))] if sample_ids is None else list(sample_ids)
     _check_count(samples, names)
     for sample, name in zip(samples, names, strict=True):
         check_sample(sample, name, row_tokens)
     return lay_out(
-        [sample.tokens for sample in samples],
+        share_keys(samples),
         [trained_tokens(sample) for sample in samples],
         row_tokens=row_tokens,
         share=share,
@@ -56,6 +68,7 @@ def fill(
     samples: Sequence[Sample],
     *,
     num_rows: int | None = None,
+    space: ImageSpace | None = None,
     advantages: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
     count_weights: Sequence[float] | None = None,
@@ -64,6 +77,8 @@ def fill(
 
     Args:
         num_rows: fixed height, filled up with padding; None takes what the layout needs.
+        space: fixed room for each row's images; None takes what the samples need: without pictures, none, and
+            the batch has no `images`.
         advantages, weights, count_weights: one number a sample, given to the tokens it trains. Advantages are
             0 by default, weights (of the loss) 1, count_weights (of what the loss is divided by) the weights.
 
@@ -81,11 +96,16 @@ def fill(
         raise ValueError(
             f"{len(samples)} samples need {layout.num_rows} rows of {layout.row_tokens} tokens, got num_rows={height}"
         )
-    batch = _empty(height, layout.row_tokens)
+    space = space_needed(layout, samples) if space is None else space
+    batch = _empty(height, layout.row_tokens, 0 if space is None else 3)
+    if space is not None:
+        batch = batch._replace(images=image_arrays(layout, samples, space, height))
+    # Counted, or with time, row and column where the batch has images.
+    positions = [np.arange(len(s.tokens)) if space is None else sample_positions(s) for s in samples]
     for run in layout.runs:
         here = (run.row, slice(run.column, run.column + run.stop - run.start))
         batch.tokens[here] = samples[run.source].tokens[run.start : run.stop]
-        batch.positions[here] = np.arange(run.start, run.stop)
+        batch.positions[here] = positions[run.source][run.start : run.stop]
         batch.visible_until[here] = run.visible_until
         batch.predecessor[here] = np.arange(run.column - 1, run.column + run.stop - run.start - 1)
         batch.predecessor[run.row, run.column] = layout.predecessor(run)
@@ -101,6 +121,7 @@ def pack(
     share: bool = False,
     align: int = 1,
     num_rows: int | None = None,
+    space: ImageSpace | None = None,
     advantages: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
     count_weights: Sequence[float] | None = None,
@@ -121,7 +142,13 @@ def pack(
     """
     layout = plan(samples, row_tokens=row_tokens, share=share, align=align, sample_ids=sample_ids)
     batch = fill(
-        layout, samples, num_rows=num_rows, advantages=advantages, weights=weights, count_weights=count_weights
+        layout,
+        samples,
+        num_rows=num_rows,
+        space=space,
+        advantages=advantages,
+        weights=weights,
+        count_weights=count_weights,
     )
     return batch, layout
 
@@ -163,13 +190,13 @@ def _fill_trained(
         batch.sampler_logp[here][where] = sample.sampler_logp[run.start : stop][where]
 
 
-def _empty(height: int, width: int) -> Batch:
+def _empty(height: int, width: int, num_axes: int) -> Batch:
     def zeros(dtype: type) -> np.ndarray:
         return np.zeros((height, width), dtype)
 
     return Batch(
         tokens=zeros(np.int32),
-        positions=zeros(np.int32),
+        positions=np.zeros((height, width, num_axes) if num_axes else (height, width), np.int32),
         visible_until=zeros(np.int32) + np.arange(1, width + 1, dtype=np.int32),
         predecessor=zeros(np.int32) - 1,
         loss_mask=zeros(np.bool_),
