@@ -34,7 +34,7 @@ from rollout.world.prompts import load_prompt
 from verifier.browser import Browser
 from verifier.types import Task, TaskError
 from wc_jax.config import Config, ScriptedConfig
-from wc_jax.policy import Compute, PolicyConfig
+from wc_jax.policy import Compute, PolicyConfig, init_adapters
 from wc_jax.policy.weight import Params
 from wc_jax.publish import Canary, Publisher, canary_prompt, policy_score
 from wc_jax.weights import load_policy
@@ -88,6 +88,7 @@ def read_inputs(config: Config) -> Inputs:
         prompt = load_prompt(config.rollout.prompt)
     except (ValueError, OSError) as error:
         raise ConfigError(f"model.folder={folder}: {error}") from error
+    policy, params = _prepared(config, policy, params)
     if config.agent.window_tokens > policy.max_positions:
         raise ConfigError(
             f"agent.window_tokens={config.agent.window_tokens} is more than the model's"
@@ -117,6 +118,23 @@ def read_inputs(config: Config) -> Inputs:
         templates=templates,
         prompt=prompt,
     )
+
+
+def _prepared(config: Config, policy: PolicyConfig, params: Params) -> tuple[PolicyConfig, Params]:
+    """With adapters, where the config wants them. Raises `ConfigError` for settings that this policy can't honor."""
+    model = config.model
+    if model.train_vision and policy.vision is None:
+        raise ConfigError(f"model.train_vision=true, but {model.folder} has no vision tower; leave it out")
+    if config.objective.mtp_coef and not policy.num_mtp_layers:
+        raise ConfigError(f"objective.mtp_coef has no effect: {model.folder} has no drafting head; leave it out")
+    if model.lora is None:
+        return policy, params
+    policy = dataclasses.replace(policy, lora=model.lora)
+    try:
+        adapters = init_adapters(policy, jax.random.key(config.seed))
+    except ValueError as error:
+        raise ConfigError(f"model.{error}") from error
+    return policy, {**params, **adapters}
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from wc_jax.credit import CreditConfig
 from wc_jax.mesh import MeshShape
 from wc_jax.multihost import DistributedConfig
 from wc_jax.optim import OptimConfig
+from wc_jax.policy import LoraConfig
 
 
 def _require(condition: bool, message: str) -> None:
@@ -39,6 +40,12 @@ class ModelConfig:
     """What the weights are kept and updated in. bfloat16 loses small updates: it must be accepted by name."""
     accept_bfloat16_masters: bool = False
     """True: keep weights in bfloat16 although updates below a 256th of a weight are lost."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters beside named linear layers, nothing else; null trains the policy itself."""
+    train_vision: bool = False
+    """Train the vision tower of a multimodal policy too."""
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What weights that are not trained are kept in: with adapters, most of them."""
 
     def __post_init__(self) -> None:
         is_low = self.master_dtype == "bfloat16"
@@ -184,12 +191,14 @@ class ObjectiveConfig:
     """Weight of the entropy bonus; 0 is off."""
     aggregation: Aggregation = "token_mean"
     """Which mean the loss is: over tokens, samples, rollouts, or Dr. GRPO's with a constant length."""
+    mtp_coef: float = 0.0
+    """Weight of the drafting head's own cross-entropy; it moves that head only. 0 leaves the head as it is."""
     constant_length: float | None = None
     """Tokens that dr_grpo divides each sample's sum by, for instance the longest answer; needed there only."""
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.clip_low < 1.0, f"clip_low must be in [0, 1), got {self.clip_low}")
-        for name in ("clip_high", "kl_coef", "entropy_coef"):
+        for name in ("clip_high", "kl_coef", "entropy_coef", "mtp_coef"):
             _require(getattr(self, name) >= 0.0, f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.tis_cap is not None:
             _positive(self, "tis_cap")

@@ -18,7 +18,8 @@ from wc_jax.credit import Credited
 from wc_jax.mesh import make_mesh
 from wc_jax.multihost import introduce
 from wc_jax.objective import policy_objective
-from wc_jax.policy import Compute, PolicyConfig
+from wc_jax.policy import Compute, PolicyConfig, trained_names
+from wc_jax.policy.delta_layer import CHUNK
 from wc_jax.policy.weight import Params
 from wc_jax.processes import ALONE, Processes
 from wc_jax.sharding import batch_sharding, param_shardings, state_shardings
@@ -39,6 +40,10 @@ class Learner:
         self._row_tokens, self._micro_rows = config.batch.row_tokens, config.batch.micro_rows
         self._num_rows, self._share = config.batch.rows, config.batch.share_prefixes
         self._mesh = _checked_mesh(config, policy, processes)
+        self._align = CHUNK if policy.is_hybrid else 1
+        mtp_coef = config.objective.mtp_coef
+        self._trained = trained_names(policy, vision=config.model.train_vision, mtp=mtp_coef > 0)
+        self._frozen_dtype = jnp.dtype(config.model.frozen_dtype)
         compute = Compute(dtype=config.model.dtype, remat=config.batch.remat, mesh=self._mesh)
         temperature = config.agent.temperature
         self._aggregation, self._constant = config.objective.aggregation, config.objective.constant_length
@@ -49,6 +54,8 @@ class Learner:
             policy,
             config.optim,
             objective=_objective(config.objective),
+            trained=self._trained,
+            mtp_coef=mtp_coef,
             trains_without_advantage=config.objective.kl_coef > 0 or config.objective.entropy_coef > 0,
             compute=compute,
             temperature=temperature,
@@ -61,22 +68,28 @@ class Learner:
             self._reference = self._on_devices(params)
         placed = self._on_devices(params)
         if self._mesh is None:
-            return init_state(placed, self._optim)
-        start = partial(init_state, optim=self._optim)
+            return init_state(placed, self._optim, self._trained)
+        start = partial(init_state, optim=self._optim, trained=self._trained)
         places = state_shardings(jax.eval_shape(start, placed), self._policy, self._mesh)
         return jax.jit(start, donate_argnums=0, out_shardings=places)(placed)
 
     def _on_devices(self, params: Params) -> Params:
-        """A copy, cut as the mesh wants it."""
+        """A copy, cut as the mesh wants it; weights that are not trained in the dtype that is meant for them."""
         if self._mesh is None:
-            return jax.tree.map(jnp.array, params)
+            return {name: jnp.array(weight, self._kept_in(name, weight)) for name, weight in params.items()}
         introduce(self._mesh, self._processes)
         shardings = param_shardings(self._policy, self._mesh)
 
         def place(name: str, weight: np.ndarray) -> jax.Array:
-            return jax.make_array_from_callback(weight.shape, shardings[name], lambda index: weight[index])
+            dtype = self._kept_in(name, weight)
+            return jax.make_array_from_callback(
+                weight.shape, shardings[name], lambda index: weight[index].astype(dtype, copy=False)
+            )
 
         return {name: place(name, np.asarray(weight)) for name, weight in params.items()}
+
+    def _kept_in(self, name: str, weight: AnyArray) -> np.dtype:
+        return weight.dtype if name in self._trained else self._frozen_dtype
 
     def on_host(self, state: TrainState) -> Params:
         """The parameters, whole, where this process can read them."""
@@ -89,7 +102,13 @@ class Learner:
 
         The state that is passed in must not be used again.
         """
-        layout = plan(credited.samples, row_tokens=self._row_tokens, share=self._share, sample_ids=credited.sample_ids)
+        layout = plan(
+            credited.samples,
+            row_tokens=self._row_tokens,
+            share=self._share,
+            align=self._align,
+            sample_ids=credited.sample_ids,
+        )
         mine = (layout.num_rows, len(credited.samples), layout.num_tokens, layout.num_computed)
         all_rows, *others = zip(*self._processes.gather(mine, what="rows"), strict=True)
         num_rows, (num_samples, num_tokens, num_computed) = self._height(max(all_rows)), map(sum, others)

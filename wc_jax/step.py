@@ -7,18 +7,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from wc_jax.logprobs import row_logprobs
+from wc_jax.forward import batch_logprobs, batch_states, mtp_nll
 from wc_jax.masked import all_finite, masked_count, quotient
 from wc_jax.mesh import TOKENS, constrain, spec
 from wc_jax.objective import empty_stats, merge, policy_objective, summarize
 from wc_jax.optim import OptimConfig, apply_gradients, global_norm, learning_rate, make_optimizer
-from wc_jax.policy import IN_FLOAT32, Compute, Params, PolicyConfig, hidden_states, unembed, weight_table
+from wc_jax.policy import IN_FLOAT32, Compute, Params, PolicyConfig, weight_table
 from wc_jax.sharding import param_shardings, state_shardings
 from wc_jax.types import Batch, Stats, TrainState
 
 Objective = Callable[..., tuple[jax.Array, jax.Array, Stats]]
 """`policy_objective` with its options filled in."""
 
+
+Trained = frozenset[str] | None
+"""Names of the weights that are trained; None: all are. The others stay as they are, without gradients or moments."""
 
 Places = dict[str, NamedSharding] | None
 
@@ -31,49 +34,18 @@ class SftStats(NamedTuple):
     grad_norm: jax.Array
 
 
-def batch_logprobs(
-    params: Params, config: PolicyConfig, batch: Batch, *, compute: Compute, temperature: float, chunk: int
-) -> tuple[jax.Array, jax.Array]:
-    """`(logp[B, T], entropy[B, T])` of the trained tokens, 0 elsewhere; entry t is token t's own."""
-    hidden = hidden_states(
-        params,
-        config,
-        batch.tokens,
-        batch.positions,
-        batch.visible_until,
-        batch.predecessor,
-        batch.images,
-        compute=compute,
-    )
-    # A state predicts the token right after it, where that token follows it in its sample.
-    columns = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None, :]
-    follows = batch.predecessor == columns - 1
-    predicts = jnp.pad((batch.loss_mask & follows)[:, 1:], ((0, 0), (0, 1)))
-    targets = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
-    logp, entropy = row_logprobs(
-        hidden,
-        unembed(params, config),
-        targets,
-        predicts,
-        temperature=temperature,
-        chunk=chunk,
-        mesh=compute.mesh,
-    )
-
-    def align(x: jax.Array) -> jax.Array:
-        return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
-
-    return align(logp), align(entropy)
-
-
-def init_state(params: Params, optim: OptimConfig) -> TrainState:
-    """A state at step 0 that owns `params` (the steps donate it)."""
+def init_state(params: Params, optim: OptimConfig, trained: Trained = None) -> TrainState:
+    """A state at step 0 that owns `params` (the steps donate it). Weights that are not trained have no moments."""
     return TrainState(
         params=params,
-        opt_state=make_optimizer(optim).init(params),
+        opt_state=make_optimizer(optim).init(_trained_part(params, trained)),
         step=jnp.zeros((), jnp.int32),
         num_skipped=jnp.zeros((), jnp.int32),
     )
+
+
+def _trained_part(params: Params, trained: Trained) -> Params:
+    return params if trained is None else {name: w for name, w in params.items() if name in trained}
 
 
 def _micro_batches(batch: Batch, micro_rows: int | None, mesh: Mesh | None) -> Batch:
@@ -92,14 +64,25 @@ def _micro_batches(batch: Batch, micro_rows: int | None, mesh: Mesh | None) -> B
 
 
 def _summed_gradients(
-    loss: Callable[[Params, Batch], tuple[jax.Array, Stats]], params: Params, micros: Batch, places: Places
+    loss: Callable[[Params, Batch], tuple[jax.Array, Stats]],
+    params: Params,
+    micros: Batch,
+    places: Places,
+    trained: Trained,
 ) -> tuple[Params, Stats]:
-    """Gradients of the loss sums and the stats of all micro-batches together, one of them in memory at a time."""
+    """Gradients of the loss sums by the trained weights, and the stats, of all micro-batches together, one of them in
+    memory at a time.
+    """
+    moving = _trained_part(params, trained)
+    places = None if places is None else {name: places[name] for name in moving}
+
+    def loss_of(moving: Params, micro: Batch) -> tuple[jax.Array, Stats]:
+        return loss({**params, **moving}, micro)
 
     def accumulate(carry: tuple[Params, Stats], micro: Batch) -> tuple[tuple[Params, Stats], None]:
         def add(carry: tuple[Params, Stats]) -> tuple[Params, Stats]:
             grads, stats = carry
-            more, found = jax.grad(loss, has_aux=True)(params, micro)
+            more, found = jax.grad(loss_of, has_aux=True)(moving, micro)
             # Sums over many micro-batches are float32, whatever the masters are.
             grads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, more)
             # Told where they lie, gradients are summed into parts instead of whole copies.
@@ -108,7 +91,7 @@ def _summed_gradients(
         # The batch's height is fixed, so that it compiles once: rows of padding must cost nothing.
         return jax.lax.cond(jnp.any(micro.loss_mask), add, lambda carry: carry, carry), None
 
-    start = (jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), empty_stats())
+    start = (jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), moving), empty_stats())
     return jax.lax.scan(accumulate, start, micros)[0]
 
 
@@ -128,17 +111,20 @@ def _update(
     def keep(params: Params, opt_state: object) -> tuple[Params, object]:
         return params, opt_state
 
-    params, opt_state = jax.lax.cond(ok, apply, keep, state.params, state.opt_state)
+    moving = {name: state.params[name] for name in grads}
+    moving, opt_state = jax.lax.cond(ok, apply, keep, moving, state.opt_state)
     moved = ok.astype(jnp.int32)
-    return TrainState(params, opt_state, state.step + moved, state.num_skipped + 1 - moved), ~ok
+    return TrainState({**state.params, **moving}, opt_state, state.step + moved, state.num_skipped + 1 - moved), ~ok
 
 
-def _compiled_update(update: Callable, config: PolicyConfig, optim: OptimConfig, mesh: Mesh | None) -> Callable:
+def _compiled_update(
+    update: Callable, config: PolicyConfig, optim: OptimConfig, mesh: Mesh | None, trained: Trained
+) -> Callable:
     """`update` jitted; the state is donated, and lies after it where it lay before."""
     if mesh is None:
         return jax.jit(update, donate_argnums=0)
     shapes = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in weight_table(config).items()}
-    state = jax.eval_shape(lambda params: init_state(params, optim), shapes)
+    state = jax.eval_shape(lambda params: init_state(params, optim, trained), shapes)
     places = state_shardings(state, config, mesh)
     return jax.jit(
         update,
@@ -188,6 +174,8 @@ def make_train_step(
     *,
     objective: Objective = policy_objective,
     trains_without_advantage: bool = False,
+    trained: Trained = None,
+    mtp_coef: float = 0.0,
     compute: Compute = IN_FLOAT32,
     temperature: float = 1.0,
     chunk: int = 512,
@@ -199,12 +187,16 @@ def make_train_step(
     without any advantage, as a KL penalty does, say so by `trains_without_advantage`. The gradient is of
     loss_sum / token_count over the *whole* batch, whatever `micro_rows` is. A batch without signal (no trained
     token, or advantages all 0 and `trains_without_advantage` false) and one with a non-finite gradient
-    are skipped and counted: `skipped` is 1 and `grad_norm` tells which it was.
+    are skipped and counted: `skipped` is 1 and `grad_norm` tells which it was. `mtp_coef` times the drafting head's
+    cross-entropy (`forward.mtp_nll`) is added to the loss of policies that have one.
     Metrics are those of `objective.summarize` and `grad_norm`, `learning_rate`, `skipped`.
     """
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, Stats]:
-        logp, entropy = batch_logprobs(params, config, batch, compute=compute, temperature=temperature, chunk=chunk)
+        hidden = batch_states(params, config, batch, compute=compute)
+        logp, entropy = batch_logprobs(
+            params, config, batch, compute=compute, temperature=temperature, chunk=chunk, hidden=hidden
+        )
         loss_sum, _, stats = objective(
             logp,
             batch.old_logp,
@@ -216,12 +208,15 @@ def make_train_step(
             token_weight=batch.token_weight,
             count_weight=batch.count_weight,
         )
+        if mtp_coef:
+            loss_sum += mtp_coef * mtp_nll(params, config, batch, hidden, compute=compute, chunk=chunk)
         return loss_sum, stats
 
     places = None if compute.mesh is None else param_shardings(config, compute.mesh)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        grads, stats = _summed_gradients(loss, state.params, _micro_batches(batch, micro_rows, compute.mesh), places)
+        micros = _micro_batches(batch, micro_rows, compute.mesh)
+        grads, stats = _summed_gradients(loss, state.params, micros, places, trained)
         grads = jax.tree.map(lambda g: quotient(g, jnp.broadcast_to(stats.weight_sum, g.shape)), grads)
         has_signal = stats.weight_sum > 0
         if not trains_without_advantage:
@@ -234,22 +229,30 @@ def make_train_step(
         metrics["skipped"] = skipped.astype(jnp.float32)
         return state, metrics
 
-    return _compiled_update(train_step, config, optim, compute.mesh)
+    return _compiled_update(train_step, config, optim, compute.mesh, trained)
 
 
 def make_sft_step(
-    config: PolicyConfig, optim: OptimConfig, *, compute: Compute = IN_FLOAT32, chunk: int = 512
+    config: PolicyConfig,
+    optim: OptimConfig,
+    *,
+    trained: Trained = None,
+    compute: Compute = IN_FLOAT32,
+    chunk: int = 512,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, SftStats]]:
     """One compiled update of cross-entropy over the trained tokens. The state passed in is donated."""
 
-    def loss(params: Params, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def loss(moving: Params, params: Params, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        params = {**params, **moving}
         logp, _ = batch_logprobs(params, config, batch, compute=compute, temperature=1.0, chunk=chunk)
         nll_sum, count = -jnp.sum(logp), masked_count(batch.loss_mask)
         return quotient(nll_sum, count), (nll_sum, count)
 
     def sft_step(state: TrainState, batch: Batch) -> tuple[TrainState, SftStats]:
-        grads, (nll_sum, count) = jax.grad(loss, has_aux=True)(state.params, batch)
+        grads, (nll_sum, count) = jax.grad(loss, has_aux=True)(
+            _trained_part(state.params, trained), state.params, batch
+        )
         state, _ = _update(state, grads, optim, count > 0)
         return state, SftStats(nll_sum, count, global_norm(grads))
 
-    return _compiled_update(sft_step, config, optim, compute.mesh)
+    return _compiled_update(sft_step, config, optim, compute.mesh, trained)

@@ -9,9 +9,9 @@ import pytest
 from rollout.types import Sample
 from tests.wc_jax.policies import loud_params, small_config
 from wc_jax.batch import pack
+from wc_jax.forward import batch_logprobs
 from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute
-from wc_jax.step import batch_logprobs
 
 CONFIG = small_config()
 ROWS, ROW_TOKENS = 8, 64

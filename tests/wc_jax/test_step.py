@@ -10,10 +10,11 @@ import pytest
 from tests import oracles
 from tests.wc_jax.policies import loud_params, sample, small_config
 from wc_jax.batch import pack
+from wc_jax.forward import batch_logprobs
 from wc_jax.objective import policy_objective
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import Compute
-from wc_jax.step import batch_logprobs, init_state, make_score_fn, make_sft_step, make_train_step
+from wc_jax.step import init_state, make_score_fn, make_sft_step, make_train_step
 
 CONFIG = small_config()
 # eps=1: with Adam's first step at a small eps only the sign of a gradient would be compared.

@@ -181,8 +181,8 @@ class PolicyConfig:
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """Of each layer."""
-        all_full: tuple[LayerKind, ...] = ("full",) * self.num_layers
-        return self.layer_kinds or all_full
+        full: LayerKind = "full"
+        return self.layer_kinds or (full,) * self.num_layers
 
     @property
     def is_hybrid(self) -> bool:

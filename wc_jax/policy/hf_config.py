@@ -42,7 +42,8 @@ def read_decoder(raw: Raw) -> dict[str, Any]:
     num_heads = int(raw["num_attention_heads"])
     head_dim = int(raw.get("head_dim") or int(raw["hidden_size"]) // num_heads)
     rope = _rope(raw)
-    rotary_dim = int(head_dim * float(rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))))
+    rotary_share: Any = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * float(rotary_share))
     positions = int(raw.get("max_position_embeddings", 2048))
     return {
         "vocab_size": int(raw["vocab_size"]),

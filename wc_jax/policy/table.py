@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wc_jax.policy.config import PolicyConfig
-from wc_jax.policy.lora import with_adapters
+from wc_jax.policy.lora import is_adapter, with_adapters
 from wc_jax.policy.vision_table import vision_table
 from wc_jax.policy.weight import STD, Params, Weight
 
@@ -37,6 +37,22 @@ def weight_table(config: PolicyConfig) -> dict[str, Weight]:
     if c.vision is not None:
         table |= vision_table(c.vision)
     return table if c.lora is None else with_adapters(table, c.lora)
+
+
+def trained_names(config: PolicyConfig, *, vision: bool = False, mtp: bool = False) -> frozenset[str]:
+    """Which weights an update moves: the adapters where there are any, else the text policy's.
+
+    `vision`: the tower too. `mtp`: the drafting head too. Both rest otherwise, weight decay included.
+    """
+
+    def is_trained(name: str) -> bool:
+        if name.startswith("mtp."):
+            return mtp
+        if name.startswith("vision."):
+            return vision
+        return config.lora is None or is_adapter(name)
+
+    return frozenset(name for name in weight_table(config) if is_trained(name))
 
 
 def _stack(prefix: str, rows: Mapping[str, Weight], count: int) -> dict[str, Weight]:
@@ -117,6 +133,11 @@ def num_params(config: PolicyConfig) -> int:
 def init_params(config: PolicyConfig, key: jax.Array) -> Params:
     """Fresh float32 weights. Each weight's stream depends on its name only, not on the table's order."""
     return {name: init_weight(name, weight, key) for name, weight in weight_table(config).items()}
+
+
+def init_adapters(config: PolicyConfig, key: jax.Array) -> Params:
+    """Fresh float32 adapters; with them, the policy is still exactly what it was."""
+    return {name: init_weight(name, w, key) for name, w in weight_table(config).items() if is_adapter(name)}
 
 
 def init_weight(name: str, weight: Weight, key: jax.Array) -> jax.Array:
