@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from wc_jax.logprob_loops import Chunks, Loops, PerToken, backward, forward
-from wc_jax.mesh import STATES, TOKENS, on_each_device, spec
+from wc_jax.mesh import PARTS, STATES, TOKENS, on_each_device, spec
 from wc_jax.shapes import Array, Bool, Float, Int
 from wc_jax.types import AnyArray
 
-_TOKENS, _STATES, _HEAD = spec(*TOKENS), spec(*STATES), spec(None, "tensor")
+_TOKENS, _STATES, _HEAD, _CUT_HEAD = spec(*TOKENS), spec(*STATES), spec(None, "tensor"), spec(PARTS, "tensor")
 _EACH: Any = PerToken(*[_TOKENS] * 3)  # type: ignore[arg-type]
 
 
@@ -113,12 +113,12 @@ def _logprobs_bwd(loops: Loops, mesh: Mesh | None, residuals: Any, cotangents: A
         if d_unembed is None:
             return (d_hidden.astype(hidden.dtype),)
         if mesh is not None:
-            d_unembed = jax.lax.psum(d_unembed, ("data", "sequence"))
-            d_unembed = jax.lax.psum_scatter(d_unembed, "fsdp", scatter_dimension=0, tiled=True)
+            d_unembed = jax.lax.psum_scatter(d_unembed, PARTS, scatter_dimension=0, tiled=True)
+            d_unembed = jax.lax.psum(d_unembed, "data")
         return d_hidden.astype(hidden.dtype), d_unembed.astype(unembed.dtype)
 
     in_specs = (_STATES, _HEAD, _TOKENS, _TOKENS, _EACH, _TOKENS, _TOKENS)
-    run = on_each_device(local, mesh, in_specs, (_STATES, spec("fsdp", "tensor")) if trains_head else (_STATES,))
+    run = on_each_device(local, mesh, in_specs, (_STATES, _CUT_HEAD) if trains_head else (_STATES,))
     found = run(hidden, unembed, targets, mask, out, up, down)
     return found[0], (found[1] if trains_head else None), None, None
 

@@ -10,10 +10,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor", "sequence")
 """data: whole copies, other rows. fsdp: other rows, and each weight is cut. tensor: each product is cut.
-sequence: each row is cut."""
+sequence: each row is cut, and each weight."""
 
 ROWS = ("data", "fsdp")
 """The axes whose devices hold different rows."""
+
+PARTS = ("fsdp", "sequence")
+"""The axes whose devices hold different parts of the weights."""
 
 TOKENS = (ROWS, "sequence")
 """Where an array `[B, T]` lies."""
@@ -33,7 +36,7 @@ class MeshShape:
     tensor: int = 1
     """Parts that heads, hidden units and the vocabulary are cut into."""
     sequence: int = 1
-    """Parts that each row of tokens is cut into."""
+    """Parts that each row of tokens is cut into, and each weight once more."""
 
     def __post_init__(self) -> None:
         for name in MESH_AXES:

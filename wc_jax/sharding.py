@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from wc_jax.mesh import ROWS
+from wc_jax.mesh import PARTS, ROWS
 from wc_jax.policy.config import PolicyConfig
 from wc_jax.policy.table import weight_table
 from wc_jax.types import Batch, TrainState
@@ -16,7 +16,13 @@ Rules = Mapping[str, str | tuple[str, ...] | None]
 
 DEFAULT_RULES: Rules = {
     "layer": None,
-    "embed": "fsdp",
+    "embed": PARTS,
+    # What a matrix that writes to the residual stream is cut by: its rows, because cut columns would be strips too
+    # narrow to lie well in memory, and summing gradients into them would turn every gradient around.
+    "heads_in": ("tensor", *PARTS),
+    "delta_in": ("tensor", *PARTS),
+    "ff_in": ("tensor", *PARTS),
+    "embed_out": None,
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",

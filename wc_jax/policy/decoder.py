@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from wc_jax.mesh import STATES, constrain
 from wc_jax.policy.compute import IN_FLOAT32, Compute, with_remat
 from wc_jax.policy.config import LayerKind, PolicyConfig
+from wc_jax.policy.embedding import embed
 from wc_jax.policy.layers import Rows, apply_layer, norm
 from wc_jax.policy.rope import rope_table
 from wc_jax.policy.vision import image_features
@@ -31,7 +32,7 @@ def hidden_states(
     """Final normed states; state t has seen token t and the tokens before it in its own sample.
 
     `positions`, `visible_until`, `predecessor` and `images` as in `Batch`; None: each row is one sample of text.
-    Recurrent layers want rows in chunks, see `delta_layer.CHUNK`.
+    Recurrent layers want rows in chunks, see `Compute.delta_chunk`.
     """
     tokens = jnp.asarray(tokens)
     rows = describe_rows(tokens, positions, visible_until, predecessor, config)
@@ -62,7 +63,7 @@ def embedded(
     params: Params, config: PolicyConfig, tokens: jax.Array, images: Images | None, compute: Compute
 ) -> Float[Array, "B T D"]:
     """Each token's embedding, or the image feature that stands in its place."""
-    x = constrain(params["embed"].astype(compute.jnp_dtype)[tokens], compute.mesh, *STATES)
+    x = embed(params["embed"], tokens, compute.jnp_dtype, compute.mesh)
     if images is None:
         return x
     assert config.vision is not None, "images for a policy without a vision tower"

@@ -74,7 +74,7 @@ def _attention(c: PolicyConfig) -> dict[str, Weight]:
         "q": Weight((D, Q), ("embed", "heads"), STD),
         "k": Weight((D, K), ("embed", "kv_heads"), STD),
         "v": Weight((D, K), ("embed", "kv_heads"), STD),
-        "o": Weight((Q, D), ("heads", "embed"), _out_std(c)),
+        "o": Weight((Q, D), ("heads_in", "embed_out"), _out_std(c)),
     }
     if c.has_output_gate:
         rows["q_gate"] = Weight((D, Q), ("embed", "heads"), STD)
@@ -96,7 +96,7 @@ def _feed_forward(c: PolicyConfig) -> dict[str, Weight]:
         "mlp_norm": _norm(c),
         "gate": Weight((D, F), ("embed", "ff"), STD),
         "up": Weight((D, F), ("embed", "ff"), STD),
-        "down": Weight((F, D), ("ff", "embed"), _out_std(c)),
+        "down": Weight((F, D), ("ff_in", "embed_out"), _out_std(c)),
     }
     if c.mlp_bias:
         rows |= {name: Weight((F,), ("ff",), "zeros") for name in ("gate_bias", "up_bias")}
@@ -121,7 +121,7 @@ def _delta(c: PolicyConfig) -> dict[str, Weight]:
         "dt_bias": Weight((N,), ("delta_values",), "ones"),
         "a_log": Weight((N,), ("delta_values",), "decay"),
         "o_norm": Weight((c.delta.value_dim,), ("head_dim",), "ones"),
-        "o": Weight((values, D), ("delta_values", "embed"), _out_std(c)),
+        "o": Weight((values, D), ("delta_in", "embed_out"), _out_std(c)),
     }
 
 
