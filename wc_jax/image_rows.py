@@ -1,5 +1,6 @@
 """The images of a batch's rows, in numpy: each picture of a row once, and which token shows which part of it."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import numpy as np
 from rollout.types import Picture, Sample
 from wc_jax.images import CHANNELS, patch_places, picture_patches
 from wc_jax.layout import Layout, Run
+from wc_jax.policy import VisionConfig
 from wc_jax.types import Images
 
 
@@ -59,6 +61,28 @@ def space_needed(layout: Layout, samples: Sequence[Sample]) -> ImageSpace | None
         num_patches=max(sum(picture.num_patches for picture in pictures) for pictures in used.values()),
         patch_size=round((num_bytes / CHANNELS) ** 0.5),
         merge_size=first.merge_size,
+    )
+
+
+def grown_space(
+    before: ImageSpace | None, num_patches: int, vision: VisionConfig, *, num_parts: int = 1
+) -> ImageSpace | None:
+    """Room for rows of `num_patches`: what there was where that is enough, else a quarter more than is needed.
+
+    So it grows seldom, and each time the step compiles once more. `num_parts`: devices that a row is cut over.
+
+    >>> vision = VisionConfig(depth=1, width=8, num_heads=1, ff_dim=8, out_width=8, patch_size=16)
+    >>> space = grown_space(None, 100, vision, num_parts=2)
+    >>> space.num_patches, grown_space(space, 120, vision) is space, grown_space(None, 0, vision)
+    (128, True, None)
+    """
+    if num_patches <= (0 if before is None else before.num_patches):
+        return before
+    multiple = vision.merge_size**2 * num_parts
+    return ImageSpace(
+        num_patches=math.ceil(1.25 * num_patches / multiple) * multiple,
+        patch_size=vision.patch_size,
+        merge_size=vision.merge_size,
     )
 
 
