@@ -19,7 +19,6 @@ from wc_jax.mesh import make_mesh
 from wc_jax.multihost import introduce
 from wc_jax.objective import policy_objective
 from wc_jax.policy import Compute, PolicyConfig, trained_names
-from wc_jax.policy.delta_layer import CHUNK
 from wc_jax.policy.weight import Params
 from wc_jax.processes import ALONE, Processes
 from wc_jax.sharding import batch_sharding, param_shardings, state_shardings
@@ -40,11 +39,11 @@ class Learner:
         self._row_tokens, self._micro_rows = config.batch.row_tokens, config.batch.micro_rows
         self._num_rows, self._share = config.batch.rows, config.batch.share_prefixes
         self._mesh = _checked_mesh(config, policy, processes)
-        self._align = CHUNK if policy.is_hybrid else 1
         mtp_coef = config.objective.mtp_coef
         self._trained = trained_names(policy, vision=config.model.train_vision, mtp=mtp_coef > 0)
         self._frozen_dtype = jnp.dtype(config.model.frozen_dtype)
         compute = Compute(dtype=config.model.dtype, remat=config.batch.remat, mesh=self._mesh)
+        self._align = compute.delta_chunk if policy.is_hybrid else 1
         temperature = config.agent.temperature
         self._aggregation, self._constant = config.objective.aggregation, config.objective.constant_length
         self._needs_reference = config.objective.kl_coef > 0

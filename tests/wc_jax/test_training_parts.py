@@ -10,11 +10,11 @@ from wc_jax.batch import pack
 from wc_jax.forward import batch_states, mtp_nll
 from wc_jax.optim import OptimConfig
 from wc_jax.policy import IN_FLOAT32, LoraConfig, hidden_states, init_adapters, trained_names, unembed, weight_table
-from wc_jax.policy.delta_layer import CHUNK
 from wc_jax.policy.lora import is_adapter, merged
 from wc_jax.policy.mtp import mtp_states
 from wc_jax.step import init_state, make_train_step
 
+CHUNK = IN_FLOAT32.delta_chunk
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1)
 
 

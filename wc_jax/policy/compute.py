@@ -21,6 +21,8 @@ class Compute:
     """What the backward pass recomputes: nothing; all but matrix products; whole layers."""
     unroll: bool = False
     """Write the layers out instead of looping: compiles slower, and lets XLA work across layers."""
+    delta_chunk: int = 64
+    """Tokens that recurrent layers take at a time. Rows must be laid out with `align` equal to it (`wc_jax.layout`)."""
     mesh: Mesh | None = None
     """The devices that share the work; None is one device."""
 

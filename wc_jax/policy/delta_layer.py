@@ -16,9 +16,6 @@ from wc_jax.policy.config import DeltaConfig
 from wc_jax.policy.delta_rule import gated_delta_rule
 from wc_jax.policy.short_conv import short_conv
 
-CHUNK = 64
-"""Tokens at a time. Rows must be laid out with `align` equal to it (see `wc_jax.layout`)."""
-
 Three = tuple[jax.Array, jax.Array, jax.Array]
 
 _FEATURES, _COLUMNS, _CONV = spec(*TOKENS, "tensor"), spec(*TOKENS), spec("tensor", None)
@@ -32,6 +29,7 @@ def delta_mixer(
     visible_until: jax.Array,
     predecessor: jax.Array,
     delta: DeltaConfig,
+    chunk: int,
     mesh: Mesh | None,
 ) -> jax.Array:
     """[B, T, value_heads, value_dim]: what each token reads from its own path's state.
@@ -40,10 +38,11 @@ def delta_mixer(
         qkv: [B, T, heads * dim] each, before their convolutions.
         convs: their kernels, [heads * dim, width].
         log_decay, beta: [B, T, value_heads], float32, as `gated_delta_rule` takes them.
-        visible_until, predecessor: [B, T], see `wc_jax.types.Batch`. A row that is not laid out in chunks of `CHUNK`
-            comes out as NaN: its states would be those of other tokens.
+        visible_until, predecessor: [B, T], see `wc_jax.types.Batch`.
+        chunk: tokens at a time. A row that is not laid out in such chunks comes out as NaN: its states would be
+            those of other tokens.
     """
-    local = partial(_local, delta=delta, mesh=mesh)
+    local = partial(_local, delta=delta, chunk=chunk, mesh=mesh)
     places = ((_FEATURES,) * 3, (_CONV,) * 3, _FEATURES, _FEATURES, _COLUMNS, _COLUMNS)
     out = on_each_device(local, mesh, places, spec(*TOKENS, "tensor", None))
     return out(qkv, convs, log_decay, beta, visible_until, predecessor)
@@ -58,6 +57,7 @@ def _local(
     predecessor: jax.Array,
     *,
     delta: DeltaConfig,
+    chunk: int,
     mesh: Mesh | None,
 ) -> jax.Array:
     """`delta_mixer` of this device's rows, columns and heads."""
@@ -83,8 +83,8 @@ def _local(
     q = _unit(mixed(qkv[0], convs[0], delta.key_dim, per_key))
     k = _unit(mixed(qkv[1], convs[1], delta.key_dim, per_key))
     v = mixed(qkv[2], convs[2], delta.value_dim, 1)
-    out = gated_delta_rule(q, k, v, log_decay, beta, visible_until, predecessor, chunk=CHUNK)
-    out = jnp.where(_is_aligned(predecessor)[:, None, None, None], out, jnp.nan).astype(dtype)
+    out = gated_delta_rule(q, k, v, log_decay, beta, visible_until, predecessor, chunk=chunk)
+    out = jnp.where(_is_aligned(predecessor, chunk)[:, None, None, None], out, jnp.nan).astype(dtype)
     return out if parts == 1 else jax.lax.all_to_all(out, "sequence", split_axis=1, concat_axis=2, tiled=True)
 
 
@@ -101,12 +101,12 @@ def _unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-def _is_aligned(predecessor: jax.Array) -> jax.Array:
+def _is_aligned(predecessor: jax.Array, chunk: int) -> jax.Array:
     """bool [B]: whether each token starts a path, follows the column before it or one of its own chunk, or is the first
     of a chunk and follows the last of another.
     """
     length = predecessor.shape[1]
-    chunk = min(CHUNK, length)
+    chunk = min(chunk, length)
     column = jnp.arange(length, dtype=jnp.int32)[None, :]
     near = (predecessor < 0) | (predecessor == column - 1) | (predecessor // chunk == column // chunk)
     return jnp.all(near | ((column % chunk == 0) & ((predecessor + 1) % chunk == 0)), axis=1)

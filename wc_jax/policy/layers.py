@@ -88,7 +88,7 @@ def _recurrence(h: jax.Array, w: Params, rows: Rows, config: PolicyConfig, compu
     convs = (w["q_conv"], w["k_conv"], w["v_conv"])
     beta = jax.nn.sigmoid(b.astype(jnp.float32))
     trees = (rows.visible_until, rows.predecessor)
-    out = delta_mixer((q, k, v), convs, log_decay, beta, *trees, config.delta, compute.mesh)
+    out = delta_mixer((q, k, v), convs, log_decay, beta, *trees, config.delta, compute.delta_chunk, compute.mesh)
     out = rms_norm(out, w["o_norm"], config.norm_eps)
     gate = z.reshape(out.shape).astype(jnp.float32)
     out = (out.astype(jnp.float32) * jax.nn.silu(gate)).astype(h.dtype)
