@@ -109,8 +109,8 @@ def fit(image: bytes, rule: PictureRule) -> Picture:
         with Image.open(io.BytesIO(image)) as opened:
             opened.load()
             pixels = _rgb(opened)
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{len(image)} bytes that are no image: {error}") from error
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{len(image)} bytes that are no image, or too large a one: {error}") from error
     height, width = rule.size(pixels.height, pixels.width)
     if rule.size(height, width) != (height, width):
         raise ValueError(

@@ -114,7 +114,8 @@ def lay_out(
     """Lay samples of token ids `tokens[i]`, which train where `trained[i]`, into rows of `row_tokens`.
 
     Args:
-        tokens, trained: integers and bools `[T_i]`; not empty, no longer than a row, first token not trained.
+        tokens, trained: integers and bools `[T_i]`; not empty, no longer than a row, first token not trained. Ids,
+            or for image tokens, whose ids are all alike, numbers that tell images apart (`image_rows.share_keys`).
         share: compute what samples have in common once; False lays each sample out by itself.
         align: see above; 1 for policies that only attend.
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +79,12 @@ def test_gray_images_have_three_channels() -> None:
 def test_what_is_no_image_or_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match="5 bytes that are no image"):
         fit(b"<html", SMALL)
+    # A few bytes that promise 400 million pixels.
+    size = struct.pack(">II", 20_000, 20_000)
+    header = b"IHDR" + size + image_bytes(4, 4)[24:29]
+    bomb = image_bytes(4, 4)[:12] + header + struct.pack(">I", zlib.crc32(header)) + image_bytes(4, 4)[33:]
+    with pytest.raises(ValueError, match="too large a one: Image size"):
+        fit(bomb, SMALL)
     with pytest.raises(ValueError, match="4x400 pixels is too long for 256 pixels"):
         fit(image_bytes(4, 400), SMALL)
 
