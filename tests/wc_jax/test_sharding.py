@@ -53,7 +53,7 @@ PROGRAM = """
 import json
 from functools import partial
 import jax, numpy as np
-from tests.wc_jax.policies import loud_params, sample, small_config
+from tests.wc_jax.policies import *
 from wc_jax.batch import pack
 from wc_jax.mesh import MeshShape, make_mesh
 from wc_jax.objective import policy_objective
@@ -69,16 +69,19 @@ MESHES = {
     "fsdp": {"fsdp": 8},
     "data, fsdp, tensor": {"data": 2, "fsdp": 2, "tensor": 2},
 }
-config = small_config(tie_embeddings=TIED)
+config = CONFIG
+if config.is_hybrid:
+    # Key heads enough to be traded for tokens on the first mesh, too few on the second.
+    MESHES = {"one": {}, "data, sequence": {"data": 2, "sequence": 4}, "sequence, tensor": {"sequence": 4, "tensor": 2}}
 # With this rate and eps Adam's first update is g / (1 + |g|): parameters show the gradient itself.
 optim = OptimConfig(lr=1.0, eps=1.0)
 lengths = [30, 17, 26, 9, 12, 21, 32, 5, 14, 28, 11]
 samples = [sample(n, 3, i) for i, n in enumerate(lengths)]
-batch, _ = pack(samples, row_tokens=32, num_rows=16, advantages=[1.0, -0.5, 0.25] * 3 + [2.0, -1.0])
+batch, _ = pack(samples, row_tokens=32, num_rows=16, align=8, advantages=[1.0, -0.5, 0.25] * 3 + [2.0, -1.0])
 found = {}
 for name, shape in MESHES.items():
     mesh = make_mesh(MeshShape(**shape))
-    compute = Compute(mesh=None if name == "one" else mesh)
+    compute = Compute(mesh=None if name == "one" else mesh, delta_chunk=8)
     options = dict(compute=compute, temperature=0.8, chunk=16, micro_rows=8)
     score = make_score_fn(config, **options)
     step = make_train_step(config, optim, objective=partial(policy_objective, tis_cap=2.0), **options)
@@ -103,15 +106,28 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-def test_eight_devices_give_the_update_of_one(tied):
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param("small_config()", id="llama"),
+        pytest.param(
+            "small_config(tie_embeddings=False, family='qwen3', attention_bias=True, has_qk_norm=True)", id="untied"
+        ),
+        pytest.param(
+            "small_hybrid(num_layers=2, layer_kinds=('linear', 'full'),"
+            " delta=DeltaConfig(key_heads=4, value_heads=8, key_dim=6, value_dim=10))",
+            id="hybrid",
+        ),
+    ],
+)
+def test_eight_devices_give_the_update_of_one(config):
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
-    program = PROGRAM.replace("TIED", str(tied))
+    program = PROGRAM.replace("CONFIG", config)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     one = found.pop("one")
-    assert one["grad_norm"] > 0.01 and len(found) == 4
+    assert one["grad_norm"] > 0.01 and len(found) >= 2
     for mesh, values in found.items():
         for name, value in values.items():
             np.testing.assert_allclose(value, one[name], atol=1e-5, rtol=1e-5, err_msg=f"{mesh}: {name}")
