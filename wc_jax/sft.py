@@ -26,7 +26,7 @@ from wc_jax.batch import pack
 from wc_jax.exits import run_command
 from wc_jax.host_memory import keep_large_buffers
 from wc_jax.optim import OptimConfig
-from wc_jax.policy import Compute, PolicyConfig, init_params
+from wc_jax.policy import Compute, PolicyConfig, init_params, trained_names
 from wc_jax.policy.weight import Params
 from wc_jax.progress import Progress
 from wc_jax.row_packing import num_rows_needed
@@ -82,14 +82,18 @@ class SftConfig:
             raise ValueError(f"num_drilled must be 0 or more, got {self.num_drilled}")
 
 
-def packed_batches(samples: Iterator[Sample], rows: int, row_tokens: int) -> Iterator[Batch]:
-    """Endless batches of one shape: samples are taken until the next one might not fit any row."""
+def packed_batches(samples: Iterator[Sample], rows: int, row_tokens: int, align: int = 1) -> Iterator[Batch]:
+    """Endless batches of one shape: samples are taken until the next one might not fit any row.
+
+    `align`: the chunk of the policy's recurrent layers, as in `plan`.
+    """
     waiting: list[Sample] = []
     for sample in samples:
         if len(sample.tokens) > row_tokens:
             continue
-        if num_rows_needed([len(s.tokens) for s in (*waiting, sample)], row_tokens) > rows:
-            yield pack(waiting, row_tokens=row_tokens, num_rows=rows)[0]
+        lengths = [min(-(-len(s.tokens) // align) * align, row_tokens) for s in (*waiting, sample)]
+        if num_rows_needed(lengths, row_tokens) > rows:
+            yield pack(waiting, row_tokens=row_tokens, align=align, num_rows=rows)[0]
             waiting = []
         waiting.append(sample)
 
@@ -113,10 +117,13 @@ def train(config: SftConfig) -> Path:
     config.run_dir.mkdir(parents=True, exist_ok=True)
     tokenizer_dir, shape, params = start(config)
     chat = ChatFormat.load(tokenizer_dir)
-    step = make_sft_step(shape, config.optim, compute=Compute(dtype=config.dtype, unroll=True))
-    state = init_state(params, config.optim)
+    compute = Compute(dtype=config.dtype, unroll=True)
+    trained = trained_names(shape)
+    step = make_sft_step(shape, config.optim, trained=trained, compute=compute)
+    state = init_state(params, config.optim, trained)
     samples = demo_samples(chat, config.context, seed=config.seed, prompt=config.prompt, num_drilled=config.num_drilled)
-    stream = packed_batches(samples, config.rows, config.row_tokens)
+    align = compute.delta_chunk if shape.is_hybrid else 1
+    stream = packed_batches(samples, config.rows, config.row_tokens, align)
     progress = Progress(num_steps=config.num_steps, done=0)
     curve = config.run_dir / "metrics.jsonl"
     with curve.open("w") as log:

@@ -1,5 +1,8 @@
 """The forward function: float64 oracle, packing equivalences (case 6), gradients, compute variants."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,3 +163,25 @@ def test_config_names_missing_keys():
     del raw["hidden_size"], raw["vocab_size"]
     with pytest.raises(ValueError, match=r"lacks \['vocab_size', 'hidden_size'\]"):
         from_hf_config(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("qwen2_5_coder_7b", 7.615616512), ("qwen3_8b", 8.190735360)],
+)
+def test_published_shapes_have_the_published_number_of_weights(name, billions):
+    raw = json.loads((Path(__file__).parents[2] / "configs" / "shapes" / name / "config.json").read_text())
+    config = from_hf_config(raw)
+    assert num_params(config) == round(billions * 1e9)
+    assert from_hf_config(to_hf_config(config)) == config
+
+
+def test_the_hybrid_of_27_billion():
+    raw = json.loads((Path(__file__).parents[2] / "configs" / "shapes" / "qwen3_8_27b" / "config.json").read_text())
+    config = from_hf_config(raw)
+    assert config.kinds[:8] == ("linear", "linear", "linear", "full") * 2 and len(config.kinds) == 64
+    parts = {name: weight.num_elements for name, weight in weight_table(config).items()}
+    text = sum(size for name, size in parts.items() if not name.startswith(("vision.", "mtp.")))
+    assert 26.5e9 < text < 27.5e9
+    assert (config.rotary_dim, config.mrope_section, config.num_mtp_layers) == (64, (11, 11, 10), 1)
+    assert from_hf_config(to_hf_config(config)) == config
