@@ -8,21 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
-from configs import ConfigError
 from wc_jax.aggregation import sample_weights
 from wc_jax.batch import fill, plan, trained_tokens
-from wc_jax.config import Config, ObjectiveConfig
+from wc_jax.config import Config
 from wc_jax.credit import Credited
-from wc_jax.mesh import make_mesh
 from wc_jax.multihost import introduce
-from wc_jax.objective import policy_objective
-from wc_jax.policy import Compute, PolicyConfig, trained_names
+from wc_jax.policy import PolicyConfig
 from wc_jax.policy.weight import Params
 from wc_jax.processes import ALONE, Processes
+from wc_jax.programs import checked_mesh, make_programs
 from wc_jax.sharding import batch_sharding, param_shardings, state_shardings
-from wc_jax.step import Objective, init_state, make_score_fn, make_train_step
+from wc_jax.step import init_state
 from wc_jax.types import AnyArray, Batch, TrainState
 
 
@@ -38,28 +35,14 @@ class Learner:
         self._policy, self._optim, self._processes = policy, config.optim, processes
         self._row_tokens, self._micro_rows = config.batch.row_tokens, config.batch.micro_rows
         self._num_rows, self._share = config.batch.rows, config.batch.share_prefixes
-        self._mesh = _checked_mesh(config, policy, processes)
-        mtp_coef = config.objective.mtp_coef
-        self._trained = trained_names(policy, vision=config.model.train_vision, mtp=mtp_coef > 0)
+        self._mesh = checked_mesh(config, policy, num_processes=processes.count)
+        programs = make_programs(config, policy, self._mesh)
+        self._score, self._step, self._trained = programs.score, programs.step, programs.trained
+        self._align = programs.compute.delta_chunk if policy.is_hybrid else 1
         self._frozen_dtype = jnp.dtype(config.model.frozen_dtype)
-        compute = Compute(dtype=config.model.dtype, remat=config.batch.remat, mesh=self._mesh)
-        self._align = compute.delta_chunk if policy.is_hybrid else 1
-        temperature = config.agent.temperature
         self._aggregation, self._constant = config.objective.aggregation, config.objective.constant_length
         self._needs_reference = config.objective.kl_coef > 0
         self._reference: Params | None = None
-        self._score = make_score_fn(policy, compute=compute, temperature=temperature, micro_rows=self._micro_rows)
-        self._step = make_train_step(
-            policy,
-            config.optim,
-            objective=_objective(config.objective),
-            trained=self._trained,
-            mtp_coef=mtp_coef,
-            trains_without_advantage=config.objective.kl_coef > 0 or config.objective.entropy_coef > 0,
-            compute=compute,
-            temperature=temperature,
-            micro_rows=self._micro_rows,
-        )
 
     def init(self, params: Params) -> TrainState:
         """A state at step 0; `params`, the same in every process, stay usable (the step gives its input away)."""
@@ -177,19 +160,6 @@ class Learner:
         return self._num_rows
 
 
-def _objective(config: ObjectiveConfig) -> Objective:
-    return partial(
-        policy_objective,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        tis_cap=config.tis_cap,
-        dual_clip=config.dual_clip,
-        kl_coef=config.kl_coef,
-        kl_estimator=config.kl_estimator,
-        entropy_coef=config.entropy_coef,
-    )
-
-
 def round_up(value: float, multiple: int) -> int:
     """The least multiple that is not below.
 
@@ -197,38 +167,6 @@ def round_up(value: float, multiple: int) -> int:
     (12, 8)
     """
     return math.ceil(value / multiple) * multiple
-
-
-def _checked_mesh(config: Config, policy: PolicyConfig, processes: Processes) -> Mesh | None:
-    """None for one device. Raises `ConfigError`, naming the setting, where devices, rows and weights do not fit."""
-    shape = config.mesh
-    if shape.num_devices == 1 and processes.count == 1:
-        return None
-    holders = shape.data * shape.fsdp
-    if processes.count > 1 and shape.num_devices != jax.device_count():
-        raise ConfigError(
-            f"{processes.count} processes have {jax.device_count()} devices, but mesh.* takes {shape.num_devices};"
-            f" write for example mesh.fsdp={jax.device_count()}"
-        )
-    if holders % processes.count:
-        raise ConfigError(
-            f"mesh.data * mesh.fsdp = {holders} must be a multiple of the {processes.count} processes:"
-            " each process fills rows of its own"
-        )
-    if config.batch.micro_rows % holders:
-        raise ConfigError(
-            f"batch.micro_rows={config.batch.micro_rows} must be a multiple of mesh.data * mesh.fsdp = {holders}"
-        )
-    if config.batch.row_tokens % shape.sequence:
-        raise ConfigError(
-            f"batch.row_tokens={config.batch.row_tokens} must be a multiple of mesh.sequence={shape.sequence}"
-        )
-    try:
-        mesh = make_mesh(shape)
-        param_shardings(policy, mesh)
-    except ValueError as error:
-        raise ConfigError(f"mesh.*: {error}") from error
-    return mesh
 
 
 def _num_compiled(function: Any) -> int:
