@@ -5,11 +5,13 @@ import sys
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.wc_jax.attention_oracle import Case, attention_and_gradients, make_case
 from wc_jax.policy.attention import path_attention
+from wc_jax.policy.attention_plan import Rows, Visible, blocks_that_meet, meetings
 
 
 def found(case: Case, **options) -> tuple[np.ndarray, ...]:
@@ -53,15 +55,30 @@ def test_what_nobody_sees_is_never_touched(kind):
     assert np.isfinite(out[12:]).all() and np.isnan(out[:8]).all()
 
 
+@pytest.mark.parametrize("kind", ["tree", "images"])
+def test_no_visible_pair_is_left_out_of_the_blocks_that_meet(kind):
+    case, start, q_block, k_block = make_case(kind, 96, 1, 1, 8), 32, 8, 16
+    q, k = jnp.zeros((2, 1, 96 - start, 8)), jnp.zeros((2, 96, 8))
+    visible = Visible(jnp.asarray(case.until), None if case.since is None else jnp.asarray(case.since))
+    needed = np.asarray(blocks_that_meet(Rows(q, k, k, visible, jnp.int32(start)), q_block, k_block))
+    partner, num = (np.asarray(x) for x in meetings(jnp.asarray(needed)))
+    since, until = (np.asarray(x) for x in visible.spelled_out())
+    for row, query, key in np.ndindex(2, 96 - start, 96):
+        if since[row, key] <= query + start < until[row, key]:
+            block = row, query // q_block
+            assert needed[block][key // k_block] and key // k_block in partner[block][: num[block]]
+    assert needed.mean() < 0.9
+
+
 PROGRAM = """
 from tests.wc_jax.test_attention import *
 from wc_jax.mesh import MeshShape, make_mesh
-for kind in ("tree", "images"):
+for kind, form in (("tree", "auto"), ("images", "auto"), ("images", "kernel")):
     case = make_case(kind, 32, heads=4, kv_heads=2, dim=8)
     for shape in ({"sequence": 8}, {"data": 2, "tensor": 2, "sequence": 2}):
         mesh = make_mesh(MeshShape(**shape))
-        assert_close(found(case, block=4, mesh=mesh), attention_and_gradients(case))
-        print(kind, shape)
+        assert_close(found(case, block=4, mesh=mesh, form=form), attention_and_gradients(case))
+        print(kind, form, shape)
 """
 
 
@@ -70,4 +87,4 @@ def test_eight_devices_equal_the_oracle():
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.splitlines()) == 4
+    assert len(done.stdout.splitlines()) == 6

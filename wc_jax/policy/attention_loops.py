@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from wc_jax.policy.attention_plan import Visible, blocks_that_meet
-
-_MASKED = -1e30  # finite, so that a fully masked score never makes inf - inf
+from wc_jax.policy.attention_plan import MASKED, Rows, Visible, blocks_that_meet, weighted_sum
 
 
 class _Plan(NamedTuple):
@@ -26,9 +24,8 @@ class _Plan(NamedTuple):
     """int32 [Q]: how many of them are needed."""
 
 
-def _plan(visible: Visible, num_queries: int, start: Any, block: int) -> _Plan:
-    # `start` is a scalar array; a literal one comes back from saved values as a type of jax's own.
-    needed = jnp.any(blocks_that_meet(visible, num_queries, start, block, block), axis=0)
+def _plan(rows: Rows, block: int) -> _Plan:
+    needed = jnp.any(blocks_that_meet(rows, block, block), axis=0)
     num_blocks = needed.shape[1]
     key_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :]
     order = jnp.argsort(jnp.where(needed, -key_block, num_blocks), axis=1).astype(jnp.int32)
@@ -76,27 +73,24 @@ def _scores(
         begun = visible.since[:, None, :] <= query[None, :, None]
     seen = begun & (query[None, :, None] < visible.until[:, None, :])
     scores = (_matmul_t(rows, keys) * scale).reshape(batch, -1, groups, block, size)
-    return jnp.where(seen[:, None, None], scores, _MASKED).reshape(rows.shape[0], groups * block, size)
+    return jnp.where(seen[:, None, None], scores, MASKED).reshape(rows.shape[0], groups * block, size)
 
 
-def forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, start: Any, scale: float, block: int
-) -> tuple[jax.Array, jax.Array]:
-    """`(out, log-sum-exp)` for queries [B*K, G, T, H] at columns start.., keys and values [B*K, S, H]; T and S are
-    multiples of `block`.
-    """
+def forward(rows: Rows, scale: float, block: int) -> tuple[jax.Array, jax.Array]:
+    """`(out, log-sum-exp)`: [B*K, G, T, H] and float32 [B*K, G, T]; T and S are multiples of `block`."""
+    q, k, v, visible, start = rows
     merged, groups, length, dim = q.shape
-    plan = _plan(visible, length, start, block)
+    plan = _plan(rows, block)
     flat = (merged, groups * block)
 
     def queries(i: jax.Array, out: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        rows = _cut(q, i, block, 2).reshape(*flat, dim)
+        some_q = _cut(q, i, block, 2).reshape(*flat, dim)
 
         def keys(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             acc, top, total = carry
             c = plan.order[i, j]
             these = jax.tree.map(lambda x: _cut(x, c, block, 1), visible)
-            scores = _scores(rows, _cut(k, c, block, 1), these, start + i * block, c * block, scale)
+            scores = _scores(some_q, _cut(k, c, block, 1), these, start + i * block, c * block, scale)
             higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
             weights = jnp.exp(scores - higher)
             shrink = jnp.exp(top - higher)
@@ -106,7 +100,7 @@ def forward(
 
         empty = (
             jnp.zeros((*flat, dim), jnp.float32),
-            jnp.full((*flat, 1), _MASKED, jnp.float32),
+            jnp.full((*flat, 1), MASKED, jnp.float32),
             jnp.zeros((*flat, 1), jnp.float32),
         )
         acc, top, total = jax.lax.fori_loop(0, plan.num_needed[i], keys, empty)
@@ -120,53 +114,45 @@ def forward(
 
     start_out = (jnp.zeros(q.shape, q.dtype), jnp.zeros((merged, groups, length, 1), jnp.float32))
     out, lse = jax.lax.fori_loop(0, length // block, queries, start_out)
-    return out, lse
+    return out, lse[..., 0]
 
 
 def backward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    visible: Visible,
-    start: Any,
-    out: jax.Array,
-    lse: jax.Array,
-    d_out: jax.Array,
-    scale: float,
-    block: int,
+    rows: Rows, out: jax.Array, lse: jax.Array, d_out: jax.Array, scale: float, block: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of q, k and v; float32."""
+    q, k, v, visible, start = rows
     merged, groups, length, dim = q.shape
-    plan = _plan(visible, length, start, block)
+    plan = _plan(rows, block)
     flat = (merged, groups * block)
-    inner = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
+    inner = weighted_sum(out, d_out)
 
     def queries(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         d_q, d_k, d_v = carry
-        rows, d_rows = (_cut(x, i, block, 2).reshape(*flat, dim) for x in (q, d_out))
-        lse_rows, inner_rows = (_cut(x, i, block, 2).reshape(*flat, 1) for x in (lse, inner))
-        rows_t, d_rows_t = jnp.swapaxes(rows, 1, 2), jnp.swapaxes(d_rows, 1, 2)
+        some_q, d_some = (_cut(x, i, block, 2).reshape(*flat, dim) for x in (q, d_out))
+        some_lse, some_inner = (_cut(x, i, block, 2).reshape(*flat, 1) for x in (lse, inner))
+        some_q_t, d_some_t = jnp.swapaxes(some_q, 1, 2), jnp.swapaxes(d_some, 1, 2)
 
         def keys(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            d_rows_q, d_k, d_v = carry
+            d_some_q, d_k, d_v = carry
             c = plan.order[i, j]
             some_k, some_v = _cut(k, c, block, 1), _cut(v, c, block, 1)
             these = jax.tree.map(lambda x: _cut(x, c, block, 1), visible)
-            scores = _scores(rows, some_k, these, start + i * block, c * block, scale)
-            weights = jnp.exp(scores - lse_rows)
-            d_scores = (weights * (_matmul_t(d_rows, some_v) - inner_rows) * scale).astype(q.dtype)
-            d_rows_q = d_rows_q + _matmul(d_scores, some_k)
+            scores = _scores(some_q, some_k, these, start + i * block, c * block, scale)
+            weights = jnp.exp(scores - some_lse)
+            d_scores = (weights * (_matmul_t(d_some, some_v) - some_inner) * scale).astype(q.dtype)
+            d_some_q = d_some_q + _matmul(d_scores, some_k)
             # Transposed results: the small factor is turned around, the big one stays as it lies.
-            more_k = _cut(d_k, c, block, 2) + _matmul(rows_t, d_scores)
-            more_v = _cut(d_v, c, block, 2) + _matmul(d_rows_t, weights.astype(v.dtype))
+            more_k = _cut(d_k, c, block, 2) + _matmul(some_q_t, d_scores)
+            more_v = _cut(d_v, c, block, 2) + _matmul(d_some_t, weights.astype(v.dtype))
             d_k = jax.lax.dynamic_update_slice_in_dim(d_k, more_k, c * block, 2)
             d_v = jax.lax.dynamic_update_slice_in_dim(d_v, more_v, c * block, 2)
-            return d_rows_q, d_k, d_v
+            return d_some_q, d_k, d_v
 
         nothing = jnp.zeros((*flat, dim), jnp.float32)
-        d_rows_q, d_k, d_v = jax.lax.fori_loop(0, plan.num_needed[i], keys, (nothing, d_k, d_v))
-        d_rows_q = d_rows_q.reshape(merged, groups, block, dim)
-        return jax.lax.dynamic_update_slice_in_dim(d_q, d_rows_q, i * block, 2), d_k, d_v
+        d_some_q, d_k, d_v = jax.lax.fori_loop(0, plan.num_needed[i], keys, (nothing, d_k, d_v))
+        d_some_q = d_some_q.reshape(merged, groups, block, dim)
+        return jax.lax.dynamic_update_slice_in_dim(d_q, d_some_q, i * block, 2), d_k, d_v
 
     zeros = jnp.zeros((merged, dim, k.shape[1]), jnp.float32)
     d_q, d_k, d_v = jax.lax.fori_loop(0, length // block, queries, (jnp.zeros(q.shape, jnp.float32), zeros, zeros))
