@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,8 @@ from tests.wc_jax.test_prefix_sharing import GROUP
 from wc_jax.batch import pack
 from wc_jax.forward import batch_logprobs
 from wc_jax.policy import Compute, hidden_states
+from wc_jax.policy.delta_layer import by_groups_of_heads
+from wc_jax.policy.delta_rule import gated_delta_rule
 
 CHUNK = 8
 COMPUTE = Compute(delta_chunk=CHUNK)
@@ -77,3 +80,24 @@ def test_a_row_out_of_step_with_the_chunks_is_not_a_number_and_its_neighbor_is()
     rows = [np.concatenate([getattr(b, n) for b in (aligned, unaligned)]) for n in unaligned._fields[:4]]
     found = hidden_states(PARAMS, CONFIG, *rows, compute=COMPUTE)
     assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+
+
+def test_heads_that_take_turns_give_the_same():
+    rng = np.random.default_rng(0)
+    batch, _ = pack(GROUP[:3], row_tokens=64, align=CHUNK)
+    shape = (*batch.tokens.shape, 6)
+    q, k, v = (rng.normal(size=(*shape, 4)).astype(np.float32) for _ in range(3))
+    decay, beta = -rng.random(shape).astype(np.float32), rng.random(shape).astype(np.float32)
+    rows = {"visible_until": jnp.asarray(batch.visible_until), "predecessor": jnp.asarray(batch.predecessor)}
+    rule = partial(gated_delta_rule, **rows, chunk=CHUNK)
+
+    def gradients(limit):
+        def total(*arrays):
+            out = by_groups_of_heads(rule, arrays, limit)
+            return (out * np.arange(6, dtype=np.float32)[None, None, :, None]).sum(), out
+
+        return jax.value_and_grad(total, argnums=(0, 1, 2, 3, 4), has_aux=True)(q, 0.5 * k, v, decay, beta)
+
+    whole = gradients(10**9)
+    for limit in (3 * batch.tokens.size, 1):  # three heads at a time, one at a time
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), gradients(limit), whole)

@@ -5,6 +5,7 @@ its tokens of all heads for all tokens of some heads (as DeepSpeed-Ulysses does 
 and back. Value heads must therefore be a multiple of tensor * sequence.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -15,6 +16,10 @@ from wc_jax.mesh import TOKENS, on_each_device, spec
 from wc_jax.policy.config import DeltaConfig
 from wc_jax.policy.delta_rule import gated_delta_rule
 from wc_jax.policy.short_conv import short_conv
+
+MAX_TOKEN_HEADS = 2**19
+"""Tokens times heads of one device that are worked on at once. The recurrence and its gradient take about 15 kB of
+memory for each (with heads of 128), 8 GB in all; more heads than that take turns."""
 
 Three = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -83,9 +88,27 @@ def _local(
     q = _unit(mixed(qkv[0], convs[0], delta.key_dim, per_key))
     k = _unit(mixed(qkv[1], convs[1], delta.key_dim, per_key))
     v = mixed(qkv[2], convs[2], delta.value_dim, 1)
-    out = gated_delta_rule(q, k, v, log_decay, beta, visible_until, predecessor, chunk=chunk)
+    rule = partial(gated_delta_rule, visible_until=visible_until, predecessor=predecessor, chunk=chunk)
+    out = by_groups_of_heads(rule, (q, k, v, log_decay, beta), MAX_TOKEN_HEADS)
     out = jnp.where(_is_aligned(predecessor, chunk)[:, None, None, None], out, jnp.nan).astype(dtype)
     return out if parts == 1 else jax.lax.all_to_all(out, "sequence", split_axis=1, concat_axis=2, tiled=True)
+
+
+def by_groups_of_heads(function: Callable, arrays: Sequence[jax.Array], limit: int) -> jax.Array:
+    """`function` of arrays [B, T, N, ...], for so many heads at a time that tokens * heads stays below `limit`.
+
+    The backward pass computes a group's intermediate values again, so that only one group's are in memory.
+    """
+    batch, length, heads = arrays[0].shape[:3]
+    group = next(n for n in range(heads, 0, -1) if heads % n == 0 and (n == 1 or n * batch * length <= limit))
+    if group == heads:
+        return function(*arrays)
+
+    def cut(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x.reshape(batch, length, -1, group, *x.shape[3:]), 2, 0)
+
+    found = jax.lax.map(lambda some: jax.checkpoint(function)(*some), tuple(cut(x) for x in arrays))
+    return jnp.moveaxis(found, 0, 2).reshape(batch, length, heads, *found.shape[4:])
 
 
 def _heads_for_tokens(x: jax.Array) -> jax.Array:
