@@ -101,11 +101,8 @@ def _forward(how: _How, q: jax.Array, k: jax.Array, v: jax.Array, visible: Visib
 
 def _backward(how: _How, q, k, v, visible, start, out, lse, d_out):  # type: ignore[no-untyped-def]
     """Gradients of q, in its type, and of k and v, in float32, which may yet be summed over devices."""
-    rows, outs, d_outs = (
-        _rows(q, k, v, visible, start, how),
-        _group(out, k.shape[2], how),
-        _group(d_out, k.shape[2], how),
-    )
+    rows = _rows(q, k, v, visible, start, how)
+    outs, d_outs = (_group(x, k.shape[2], how) for x in (out, d_out))
     lses = _fill(lse, how.block, 2).reshape(outs.shape[:3])
     d_q, d_k, d_v = how.backward(rows, outs, lses, d_outs, q.shape[3] ** -0.5, how.block)
     return _ungroup(d_q, q.shape).astype(q.dtype), *(_ungroup(x[:, None], k.shape) for x in (d_k, d_v))

@@ -170,37 +170,47 @@ def _specs(size: _Sizes, by_key: bool) -> _Specs:
     )
 
 
+_Placed = list[tuple[Any, pl.BlockSpec]]
+"""Arrays, or their shapes, each with the part of it that a program sees."""
+
+
+def _placed(of: _Specs, rows: Rows, *of_results: jax.Array) -> _Placed:
+    """The kernels' inputs; `of_results`: d_out, lse, inner."""
+    specs = (of.queries, of.keys, of.keys, of.spans, of.spans, of.queries, of.numbers, of.numbers)
+    return list(zip((*rows[:3], *rows.visible.spelled_out(), *of_results), specs, strict=False))
+
+
 def _call(
     program: Callable,
     size: _Sizes,
     needed: jax.Array,
     start: jax.Array,
-    inputs: tuple[jax.Array, ...],
-    in_specs: list[pl.BlockSpec],
-    out_specs: list[pl.BlockSpec],
-    outputs: list[jax.ShapeDtypeStruct],
+    inputs: _Placed,
+    outputs: _Placed,
     grid: tuple[int, int],
     interpret: bool,
 ) -> Sequence[jax.Array]:
     """`program` over the grid (heads, blocks of held tokens), which meet as `needed` [B, blocks, partners] says."""
     per_row = grid[0] // needed.shape[0]
-    lists = [
+    lists = (
         pl.BlockSpec((1,), lambda n, i: (0,)),
         pl.BlockSpec(
             (None, None, needed.shape[2]),
             lambda n, i: (jax.lax.div(n, per_row), jax.lax.div(i * size.held, _LISTED), 0),
         ),
         pl.BlockSpec((None, needed.shape[1]), lambda n, i: (jax.lax.div(n, per_row), 0)),
-    ]
+    )
+    arrays, in_specs = zip(*inputs, strict=True)
+    shapes, out_specs = zip(*outputs, strict=True)
     return pl.pallas_call(
         partial(program, size=size),
         grid=grid,
-        in_specs=[*lists, *in_specs],
+        in_specs=lists + in_specs,
         out_specs=out_specs,
-        out_shape=outputs,
+        out_shape=shapes,
         compiler_params=triton.CompilerParams(num_warps=size.warps, num_stages=size.stages),
         interpret=interpret,
-    )(start[None], *meetings(needed), *inputs)
+    )(start[None], *meetings(needed), *arrays)
 
 
 def forward(rows: Rows, scale: float, block: int, *, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
@@ -209,19 +219,12 @@ def forward(rows: Rows, scale: float, block: int, *, interpret: bool = False) ->
     `interpret`: on any platform, slowly.
     """
     size = _sizes(rows, scale)
-    of = _specs(size, by_key=False)
-    out, lse = _call(
-        _forward,
-        size,
-        blocks_that_meet(rows, block, block),
-        rows.start,
-        (*rows[:3], *rows.visible.spelled_out()),
-        [of.queries, of.keys, of.keys, of.spans, of.spans],
-        [of.queries, of.numbers],
-        [jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype), jax.ShapeDtypeStruct(rows.q.shape[:3], jnp.float32)],
-        (rows.q.shape[0] * size.groups, size.length // size.held),
-        interpret,
-    )
+    needed, of = blocks_that_meet(rows, block, block), _specs(size, by_key=False)
+    grid = (rows.q.shape[0] * size.groups, size.length // size.held)
+    like_out = jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype)
+    like_lse = jax.ShapeDtypeStruct(rows.q.shape[:3], jnp.float32)
+    outputs = [(like_out, of.queries), (like_lse, of.numbers)]
+    out, lse = _call(_forward, size, needed, rows.start, _placed(of, rows), outputs, grid, interpret)
     return out, lse
 
 
@@ -236,15 +239,13 @@ def backward(
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of q, in its type, and of k and v, in float32."""
-    size = _sizes(rows, scale)
-    needed = blocks_that_meet(rows, block, block)
-    inputs = (*rows[:3], *rows.visible.spelled_out(), d_out, lse, weighted_sum(out, d_out))
-    like_q, like_k = jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype), jax.ShapeDtypeStruct(rows.k.shape, jnp.float32)
-    of, grid = _specs(size, by_key=False), (rows.q.shape[0] * size.groups, size.length // size.held)
-    in_specs = [of.queries, of.keys, of.keys, of.spans, of.spans, of.queries, of.numbers, of.numbers]
-    (d_q,) = _call(_d_q, size, needed, rows.start, inputs, in_specs, [of.queries], [like_q], grid, interpret)
-    of, grid = _specs(size, by_key=True), (rows.q.shape[0], size.num_keys // size.held)
-    in_specs = [of.queries, of.keys, of.keys, of.spans, of.spans, of.queries, of.numbers, of.numbers]
-    turned, specs = jnp.swapaxes(needed, 1, 2), [of.keys, of.keys]
-    d_k, d_v = _call(_d_kv, size, turned, rows.start, inputs, in_specs, specs, [like_k, like_k], grid, interpret)
+    size, results = _sizes(rows, scale), (d_out, lse, weighted_sum(out, d_out))
+    needed, of = blocks_that_meet(rows, block, block), _specs(size, by_key=False)
+    grid = (rows.q.shape[0] * size.groups, size.length // size.held)
+    outputs = [(jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype), of.queries)]
+    (d_q,) = _call(_d_q, size, needed, rows.start, _placed(of, rows, *results), outputs, grid, interpret)
+    needed, of = jnp.swapaxes(needed, 1, 2), _specs(size, by_key=True)
+    grid = (rows.q.shape[0], size.num_keys // size.held)
+    outputs = [(jax.ShapeDtypeStruct(rows.k.shape, jnp.float32), of.keys)] * 2
+    d_k, d_v = _call(_d_kv, size, needed, rows.start, _placed(of, rows, *results), outputs, grid, interpret)
     return d_q, d_k, d_v

@@ -207,15 +207,32 @@ def _spans(visible: Visible) -> jax.Array:
     return jnp.stack((since,) + (until,) * 7, axis=1)
 
 
+def _cost(size: _Sizes, num_products: int, item_bytes: int) -> pl.CostEstimate:
+    """What the compiler plans with: as if each query saw half of the keys, like one causal sample."""
+    pairs = size.merged * size.groups * size.num_q * size.q_block * size.num_k * size.k_block // 2
+    # For each block of queries half of the keys and values; queries, results and their gradients are few beside them.
+    fetched = size.merged * size.num_q * size.num_k * size.k_block * size.dim * item_bytes
+    return pl.CostEstimate(flops=2 * num_products * size.dim * pairs, transcendentals=pairs, bytes_accessed=fetched)
+
+
+_Placed = list[tuple[Any, pl.BlockSpec]]
+"""Arrays, or their shapes, each with the part of it that a step works on."""
+
+
+def _placed(of: _Specs, rows: Rows, *of_results: jax.Array) -> _Placed:
+    """The kernels' inputs; `of_results`: d_out, lse, inner."""
+    specs = (of.queries, of.keys, of.keys, of.spans, of.queries, of.numbers, of.numbers)
+    return list(zip((*rows[:3], _spans(rows.visible), *of_results), specs, strict=False))
+
+
 def _call(
     step: Callable,
+    num_products: int,
     size: _Sizes,
     needed: jax.Array,
     start: jax.Array,
-    inputs: tuple[jax.Array, ...],
-    in_specs: list[pl.BlockSpec],
-    out_specs: list[pl.BlockSpec],
-    outputs: list[jax.ShapeDtypeStruct],
+    inputs: _Placed,
+    outputs: _Placed,
     scratch: Sequence[tuple[int, ...]],
     interpret: bool,
 ) -> Sequence[jax.Array]:
@@ -223,6 +240,8 @@ def _call(
     if size.sharers == size.merged:
         needed = jnp.any(needed, axis=0, keepdims=True)
     partner, num = meetings(needed)
+    arrays, in_specs = zip(*inputs, strict=True)
+    shapes, out_specs = zip(*outputs, strict=True)
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(size.merged, needed.shape[1], jnp.maximum(jnp.max(num), 1)),
@@ -233,10 +252,11 @@ def _call(
     return pl.pallas_call(
         partial(step, size=size),
         grid_spec=grid,
-        out_shape=outputs,
+        out_shape=shapes,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        cost_estimate=_cost(size, num_products, arrays[0].dtype.itemsize),
         interpret=interpret,
-    )(start[None], partner.ravel(), num.ravel(), *inputs)
+    )(start[None], partner.ravel(), num.ravel(), *arrays)
 
 
 def forward(rows: Rows, scale: float, block: int, *, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
@@ -245,21 +265,13 @@ def forward(rows: Rows, scale: float, block: int, *, interpret: bool = False) ->
     `interpret`: on any platform, slowly.
     """
     size = _sizes(rows, scale, block)
-    needed = blocks_that_meet(rows, size.q_block, size.k_block)
-    of = _specs(size, by_key=False)
+    needed, of = blocks_that_meet(rows, size.q_block, size.k_block), _specs(size, by_key=False)
     numbers = (size.groups, size.q_block)
-    out, lse = _call(
-        _forward_step,
-        size,
-        needed,
-        rows.start,
-        (*rows[:3], _spans(rows.visible)),
-        [of.queries, of.keys, of.keys, of.spans],
-        [of.queries, of.numbers],
-        [jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype), jax.ShapeDtypeStruct(rows.q.shape[:3], jnp.float32)],
-        [(size.groups, size.dim, size.q_block), numbers, numbers],
-        interpret,
-    )
+    scratch = [(size.groups, size.dim, size.q_block), numbers, numbers]
+    like_out = jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype)
+    like_lse = jax.ShapeDtypeStruct(rows.q.shape[:3], jnp.float32)
+    outputs = [(like_out, of.queries), (like_lse, of.numbers)]
+    out, lse = _call(_forward_step, 2, size, needed, rows.start, _placed(of, rows), outputs, scratch, interpret)
     return out, lse
 
 
@@ -274,16 +286,12 @@ def backward(
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of q, in its type, and of k and v, in float32."""
-    size = _sizes(rows, scale, block)
-    needed = blocks_that_meet(rows, size.q_block, size.k_block)
-    inputs = (*rows[:3], _spans(rows.visible), d_out, lse, weighted_sum(out, d_out))
-    of = _specs(size, by_key=False)
-    in_specs = [of.queries, of.keys, of.keys, of.spans, of.queries, of.numbers, of.numbers]
-    like_q, like_k = jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype), jax.ShapeDtypeStruct(rows.k.shape, jnp.float32)
-    scratch = [(size.groups, size.dim, size.q_block)]
-    (d_q,) = _call(_d_q_step, size, needed, rows.start, inputs, in_specs, [of.queries], [like_q], scratch, interpret)
-    of, turned = _specs(size, by_key=True), jnp.swapaxes(needed, 1, 2)
-    in_specs = [of.queries, of.keys, of.keys, of.spans, of.queries, of.numbers, of.numbers]
-    outputs = [like_k, like_k]
-    d_k, d_v = _call(_d_kv_step, size, turned, rows.start, inputs, in_specs, [of.keys, of.keys], outputs, [], interpret)
+    size, results = _sizes(rows, scale, block), (d_out, lse, weighted_sum(out, d_out))
+    needed, of = blocks_that_meet(rows, size.q_block, size.k_block), _specs(size, by_key=False)
+    outputs = [(jax.ShapeDtypeStruct(rows.q.shape, rows.q.dtype), of.queries)]
+    scratch, inputs = [(size.groups, size.dim, size.q_block)], _placed(of, rows, *results)
+    (d_q,) = _call(_d_q_step, 3, size, needed, rows.start, inputs, outputs, scratch, interpret)
+    needed, of = jnp.swapaxes(needed, 1, 2), _specs(size, by_key=True)
+    outputs = [(jax.ShapeDtypeStruct(rows.k.shape, jnp.float32), of.keys)] * 2
+    d_k, d_v = _call(_d_kv_step, 4, size, needed, rows.start, _placed(of, rows, *results), outputs, [], interpret)
     return d_q, d_k, d_v
