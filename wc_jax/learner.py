@@ -13,6 +13,7 @@ from wc_jax.aggregation import sample_weights
 from wc_jax.batch import fill, plan, trained_tokens
 from wc_jax.config import Config
 from wc_jax.credit import Credited
+from wc_jax.image_rows import ImageSpace, grown_space, space_needed
 from wc_jax.multihost import introduce
 from wc_jax.policy import PolicyConfig
 from wc_jax.policy.weight import Params
@@ -43,6 +44,7 @@ class Learner:
         self._aggregation, self._constant = config.objective.aggregation, config.objective.constant_length
         self._needs_reference = config.objective.kl_coef > 0
         self._reference: Params | None = None
+        self._space: ImageSpace | None = None
 
     def init(self, params: Params) -> TrainState:
         """A state at step 0; `params`, the same in every process, stay usable (the step gives its input away)."""
@@ -91,14 +93,18 @@ class Learner:
             align=self._align,
             sample_ids=credited.sample_ids,
         )
-        mine = (layout.num_rows, len(credited.samples), layout.num_tokens, layout.num_computed)
-        all_rows, *others = zip(*self._processes.gather(mine, what="rows"), strict=True)
+        images = space_needed(layout, credited.samples)
+        num_patches = 0 if images is None else images.num_patches
+        mine = (layout.num_rows, num_patches, len(credited.samples), layout.num_tokens, layout.num_computed)
+        all_rows, all_patches, *others = zip(*self._processes.gather(mine, what="rows"), strict=True)
+        self._make_room(max(all_patches))
         num_rows, (num_samples, num_tokens, num_computed) = self._height(max(all_rows)), map(sum, others)
         weights, count_weights = self._weights(credited)
         packed = fill(
             layout,
             credited.samples,
             num_rows=num_rows // self._processes.count,
+            space=self._space,
             advantages=credited.advantages,
             weights=weights,
             count_weights=count_weights,
@@ -143,10 +149,20 @@ class Learner:
         """The batch of which `mine` are this process's rows."""
         if self._mesh is None:
             return mine
-        num_rows, row_tokens = mine.tokens.shape
-        shape = (num_rows * self._processes.count, row_tokens)
-        sharding = batch_sharding(shape, self._mesh)
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x, shape), mine)
+        num_rows = mine.tokens.shape[0] * self._processes.count
+        sharding = batch_sharding((num_rows, mine.tokens.shape[1]), self._mesh)
+
+        def place(x: AnyArray) -> jax.Array:
+            return jax.make_array_from_process_local_data(sharding, x, (num_rows, *x.shape[1:]))
+
+        return jax.tree.map(place, mine)
+
+    def _make_room(self, num_patches: int) -> None:
+        """For so many patches of images in a row, in every process; never less than before, as for rows."""
+        if num_patches:
+            assert self._policy.vision is not None, "images for a policy without a vision tower"
+            parts = 1 if self._mesh is None else self._mesh.shape["sequence"]
+            self._space = grown_space(self._space, num_patches, self._policy.vision, num_parts=parts)
 
     def _height(self, most_rows: int) -> int:
         """Rows of the batch. The process that needs most rows decides; others, and one without any valid sample, pad.

@@ -1,5 +1,6 @@
 """The learner: what the config names reaches the update, sharing changes nothing, and nothing compiles twice."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from configs import ConfigError, load
-from tests.wc_jax.policies import loud_params, sample, small_config
+from tests.wc_jax.pictures import picture, seeing
+from tests.wc_jax.policies import loud_params, sample, small_config, small_multimodal
 from tests.wc_jax.small_runs import write_config
 from wc_jax.config import Config
 from wc_jax.credit import Credited
@@ -20,10 +22,10 @@ BATCH = {"row_tokens": 64, "micro_rows": 1}
 WINDOW = {"agent": {"window_tokens": 64, "max_answer_tokens": 32}, "credit": {"max_sample_tokens": 64}}
 
 
-def learner(tmp_path: Path, **changes) -> Learner:
+def learner(tmp_path: Path, policy=POLICY, **changes) -> Learner:
     sections = {"optim": OPTIM, **WINDOW, **changes, "batch": {**BATCH, **changes.get("batch", {})}}
     path = write_config(tmp_path / "config.yaml", tmp_path / "model", tmp_path / "run", **sections)
-    return Learner(load(str(path), [], Config), POLICY)
+    return Learner(load(str(path), [], Config), policy)
 
 
 def credited(num_samples: int = 5) -> Credited:
@@ -107,3 +109,19 @@ def test_other_numbers_of_samples_compile_nothing(tmp_path):
 def test_options_that_do_nothing_or_make_no_sense_are_refused(tmp_path, objective, message):
     with pytest.raises(ConfigError, match=message):
         learner(tmp_path, objective=objective)
+
+
+def test_samples_with_pictures_are_trained_and_text_after_them_compiles_nothing(tmp_path):
+    policy = small_multimodal(vision=replace(small_multimodal().vision, patch_size=2))
+    one = learner(tmp_path, batch={"row_tokens": 192}, policy=policy)
+    sections = [seeing(1, 2, picture(2, 3, seed=i), 3, 4, 5, trained=2, image_id=40) for i in range(3)]
+    shown = Credited(
+        samples=tuple(sections), advantages=(1.0, -1.0, 0.5), sample_ids=("a#0", "b#0", "c#0"), rollouts=(0, 1, 2),
+        by_rollout={},
+    )  # fmt: skip
+    start = loud_params(policy)
+    state, metrics = one.update(one.init(start), shown)
+    assert metrics["skipped"] == 0 and metrics["num_tokens"] == 6
+    assert all(np.array_equal(start[n], w) == n.startswith(("vision.", "mtp.")) for n, w in state.params.items())
+    _, after = one.update(state, credited(3))
+    assert after["num_compiled"] == metrics["num_compiled"] == 2
