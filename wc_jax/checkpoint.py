@@ -17,18 +17,20 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from wc_jax import atomic
 from wc_jax.processes import ALONE, Processes
 
 State = TypeVar("State")
+Found = TypeVar("Found")
 _NAME = re.compile(r"step_(\d+)")
 _POSITION = "position.json"
 
@@ -98,22 +100,45 @@ class Checkpoints:
 
         Raises `CheckpointError` when it is missing or of another shape than `like`.
         """
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+
+        def read(path: Path) -> State:
+            checkpointer = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+            return checkpointer.restore(path, args=ocp.args.StandardRestore(abstract))
+
+        return self._read(read, step)
+
+    def restore_params(self, step: int | None = None) -> tuple[dict[str, np.ndarray], Position]:
+        """The weights alone, on the host, whatever mesh they lay on; neither moments nor devices are needed.
+
+        Raises `CheckpointError` when the checkpoint is missing or can't be read.
+        """
+
+        def read(path: Path) -> dict[str, np.ndarray]:
+            checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+            stored = checkpointer.metadata(path).item_metadata.tree["params"]
+            like = {"params": {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in stored.items()}}
+            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+            args = ocp.args.PyTreeRestore(item=like, restore_args=on_host, partial_restore=True)
+            return dict(checkpointer.restore(path, args=args)["params"])
+
+        return self._read(read, step)
+
+    def _read(self, read: Callable[[Path], Found], step: int | None) -> tuple[Found, Position]:
+        """What `read` makes of the state's folder, and the position."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
             raise CheckpointError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
         path = self._path(steps[-1] if step is None else step)
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         try:
             with _quiet():
-                state = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
-                    path.resolve() / "state", args=ocp.args.StandardRestore(abstract)
-                )
+                found = read(path.resolve() / "state")
             position = Position(**json.loads((path / _POSITION).read_text()))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             older = [str(other) for other in steps if self._path(other) != path]
             advice = f"remove {path} to go on from step {older[-1]}" if older else "start over with fresh=true"
             raise CheckpointError(f"can't restore {path}: {_first_line(error)}; {advice}") from error
-        return state, position
+        return found, position
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step}"
