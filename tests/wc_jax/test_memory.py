@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 from wc_jax.optim import OptimConfig
-from wc_jax.policy import Compute, PolicyConfig, weight_table
+from wc_jax.policy import Compute, DeltaConfig, PolicyConfig, weight_table
 from wc_jax.step import init_state, make_score_fn, make_train_step
 from wc_jax.types import Batch
 
 SIZES = [(32_768, 151_936, True), (65_536, 248_320, False)]
 
 
-def shapes(num_tokens: int, vocab: int, tied: bool):
+def shapes(num_tokens: int, vocab: int, tied: bool, **changes):
     """Config, parameters and one row, as shapes. Narrow, so that nothing but tokens and vocabulary is large."""
     config = PolicyConfig(
         vocab_size=vocab,
@@ -25,6 +25,7 @@ def shapes(num_tokens: int, vocab: int, tied: bool):
         head_dim=32,
         ff_dim=96,
         tie_embeddings=tied,
+        **changes,
     )
     params = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in weight_table(config).items()}
     ints, floats, flags = (jax.ShapeDtypeStruct((1, num_tokens), t) for t in (jnp.int32, jnp.float32, jnp.bool_))
@@ -56,10 +57,18 @@ def test_scoring_and_training_hold_neither_logits_nor_attention_weights_of_a_row
         assert used < num_tokens * num_tokens * 4 / 4, name
 
 
-def test_a_row_twice_as_long_takes_no_more_than_twice_the_memory():
+RECURRENT = {
+    "family": "qwen3_5",
+    "layer_kinds": ("linear", "full"),
+    "delta": DeltaConfig(key_heads=1, value_heads=2, key_dim=32, value_dim=32),
+}
+
+
+@pytest.mark.parametrize("changes", [{}, RECURRENT], ids=["attention", "recurrence too"])
+def test_a_row_twice_as_long_takes_no_more_than_twice_the_memory(changes):
     used = []
     for num_tokens in (16_384, 32_768):
-        config, params, batch = shapes(num_tokens, 4096, True)
+        config, params, batch = shapes(num_tokens, 4096, True, **changes)
         state = jax.eval_shape(lambda p: init_state(p, OptimConfig()), params)
         step = make_train_step(config, OptimConfig(), compute=Compute(remat="layer"), chunk=256)
         used.append(step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes)
