@@ -119,7 +119,7 @@ def forward(chunks: Chunks, unembed: jax.Array, loops: Loops) -> PerToken:
     """Log-probability, entropy and log-sum-exp of each token, `[C, c]`."""
     dim, vocab = unembed.shape
 
-    def work(i: jax.Array, out: PerToken) -> PerToken:
+    def work(i: jax.Array, found: _Online) -> _Online:
         mask, targets = chunks.mask[i], chunks.targets[i]
         # Behind the mask the state is replaced, not the result: a NaN there must not spread.
         hidden = jnp.where(mask[:, None], chunks.hidden[i], 0)
@@ -130,15 +130,18 @@ def forward(chunks: Chunks, unembed: jax.Array, loops: Loops) -> PerToken:
 
         zeros = jnp.zeros(mask.shape, jnp.float32)
         seen = _over_tiles(step, _Online(zeros + _LOWEST, zeros, zeros, zeros), vocab, loops.tile)
-        if loops.axis is not None:
-            seen = _over_devices(seen, loops.axis)
-        log_total = jnp.log(seen.total)
-        entropy = log_total - seen.weighted / seen.total
-        found = PerToken(seen.picked - seen.top - log_total, entropy, seen.top + log_total)
-        return jax.tree.map(lambda buffer, x: buffer.at[i].set(jnp.where(mask, x, 0.0)), out, found)
+        return jax.tree.map(lambda buffer, x: buffer.at[i].set(x), found, seen)
 
-    empty = PerToken(*[jnp.zeros(chunks.mask.shape, jnp.float32)] * 3)
-    return jax.lax.fori_loop(0, _num_used(chunks.mask), work, empty)
+    # What no chunk reaches is masked; a total of 1 keeps it finite.
+    zeros = jnp.zeros(chunks.mask.shape, jnp.float32)
+    seen = jax.lax.fori_loop(0, _num_used(chunks.mask), work, _Online(zeros, zeros + 1.0, zeros, zeros))
+    if loops.axis is not None:
+        # Once for all chunks: how many a device works on is its own affair.
+        seen = _over_devices(seen, loops.axis)
+    log_total = jnp.log(seen.total)
+    entropy = log_total - seen.weighted / seen.total
+    found = PerToken(seen.picked - seen.top - log_total, entropy, seen.top + log_total)
+    return jax.tree.map(lambda x: jnp.where(chunks.mask, x, 0.0), found)
 
 
 class _Given(NamedTuple):
