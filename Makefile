@@ -1,7 +1,7 @@
 # make quickstart   set up what is missing, then train (again: resume; FRESH=1: start over)
 # make test         set up what is missing, then lint, types and the whole test suite
 .DELETE_ON_ERROR:
-.PHONY: setup quickstart test lint types format bench bench-setup lock bench-lock clean distclean
+.PHONY: setup quickstart test lint types format bench bench-setup plans plan-setup lock bench-lock plan-lock clean distclean
 
 PYTHON_BIN := .venv/bin/python
 UV = $(firstword $(wildcard .toolchain/uv/bin/uv) uv)
@@ -44,6 +44,18 @@ bench-setup: setup .venv-bench-torch/.done .venv-bench-tunix/.done
 	    $(CPU_TORCH) $<
 	touch $@
 
+# docs/plans.md: the three papers' recipes, compiled for pods that are not there. Takes an hour on 2 cores.
+plans: setup plan-setup
+	$(PYTHON_BIN) -m wc_jax.planning.table docs/plans.md
+
+# The compilers for TPUs and for NVIDIA GPUs, each in an environment of its own (the second has 6 GB).
+plan-setup: setup .venv-plan-tpu/.done .venv-plan-gpu/.done
+
+.venv-plan-%/.done: locks/plan-%.txt
+	$(UV) venv --quiet --clear --python $(PYTHON_BIN) .venv-plan-$*
+	$(UV) pip sync --quiet --python .venv-plan-$*/bin/python --require-hashes $<
+	touch $@
+
 # After a change of pyproject.toml's dependencies. Needs uv.
 lock: setup
 	uv pip compile pyproject.toml --extra train --extra docker --extra dev --universal --python-version 3.11 \
@@ -55,10 +67,16 @@ bench-lock:
 	    --overrides locks/engine-overrides.txt --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
 	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links $(CPU_TORCH) -o locks/$$name.txt; done
 
+# After `make lock`, whose versions these keep.
+plan-lock: setup
+	for name in tpu gpu; do $(UV) pip compile --quiet pyproject.toml --extra train --extra plan-$$name \
+	    --constraints locks/trainer.txt --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
+	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links -o locks/plan-$$name.txt; done
+
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -not -path './.toolchain/*' -prune -exec rm -rf {} +
 
 # Also the environments; the next `make setup` makes them anew. Runs are never touched.
 distclean: clean
-	rm -rf .venv .venv-engine .venv-bench-torch .venv-bench-tunix .toolchain
+	rm -rf .venv .venv-engine .venv-bench-torch .venv-bench-tunix .venv-plan-tpu .venv-plan-gpu .toolchain

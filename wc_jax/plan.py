@@ -4,7 +4,8 @@
 
 Topologies: v5p:4x4x4, v5e:8x8 and v6e:8x8 (slices of TPUs), h100:8x4 and h200:8x4 (8 GPUs in each of 4 nodes), and
 cpu:8 (simulated devices of this machine). mesh.* of the config must take exactly the topology's devices. Of the model
-folder only config.json is read. TPUs need libtpu, GPUs jax[cuda13]: `pip install -e '.[plan-tpu]'` or '.[plan-gpu]'.
+folder only config.json is read. TPUs need jax[tpu], GPUs jax[cuda13]: `make plan-setup`, or the extras plan-tpu and
+plan-gpu.
 Exit codes: 0 it fits, 1 it does not (the first fix to try is printed), 2 bad input.
 """
 

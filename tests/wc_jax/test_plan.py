@@ -19,7 +19,8 @@ from wc_jax.planning.collectives import Collective, Traffic
 from wc_jax.planning.compiling import Compiled
 from wc_jax.planning.estimate import Seconds, network_seconds
 from wc_jax.planning.plan_report import as_text
-from wc_jax.planning.plan_run import Plan, ProgramPlan, planned_rows, read_shape
+from wc_jax.planning.plan_run import planned_rows, read_shape
+from wc_jax.planning.planned import Plan, ProgramPlan
 from wc_jax.planning.topology import parse_topology, require
 from wc_jax.planning.work import Cut, bytes_moved, executed_flops, model_flops, row_work
 from wc_jax.policy import DeltaConfig, num_params
@@ -160,6 +161,15 @@ def test_devices_of_a_node_share_what_it_sends():
     assert network_seconds(chip, near | far | alone) == pytest.approx(4.0)
 
 
+@pytest.mark.slow
+def test_what_cannot_fit_is_told_without_compiling():
+    # 27.4 billion trained weights on 8 devices of 16 GiB: 38 GiB of weights and moments, 25 GiB of gradients.
+    shape = f"model.folder={ROOT / 'configs' / 'shapes' / 'qwen3_8_27b'}"
+    done = command(*SMALL, shape, "mesh.fsdp=2", "mesh.sequence=4", "--topology", "cpu:8")
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert "does not fit: peak 64." in done.stdout and "first fix to try: batch.remat=layer" in done.stdout
+
+
 def a_plan(temporaries: int, module: object = "compiled", **changes: object) -> Plan:
     config = load(SCRIPTED, [f"{name}={value}" for name, value in changes.items()], Config)
     memory = Compiled(arguments=4 << 30, temporaries=temporaries, results=0, code=0, compile_s=1.0, module=module)
@@ -171,6 +181,7 @@ def a_plan(temporaries: int, module: object = "compiled", **changes: object) -> 
         model_flops=1e12,
         traffic={},
         seconds=Seconds(compute=4.0, memory=1.0, network=2.0),
+        kernels=0,
         runs=1,
     )
     policy = small_config()
@@ -210,5 +221,7 @@ def test_a_verdict_names_what_binds():
 
 
 def test_a_missing_compiler_is_told_with_what_to_install():
-    with pytest.raises(ConfigError, match=r"needs libtpu, which is not installed; type .* '\.\[plan-tpu\]'"):
-        require("a_module_that_nobody_has", "plan-tpu", "libtpu")
+    with pytest.raises(
+        ConfigError, match=r"needs jax\[tpu\], .*`make plan-setup`.* `pip install 'jax\[tpu\]==\d+\.\d+"
+    ):
+        require("a_module_that_nobody_has", "jax[tpu]", "tpu")

@@ -3,7 +3,7 @@
 import dataclasses
 
 from wc_jax.config import Config
-from wc_jax.planning.plan_run import Plan
+from wc_jax.planning.planned import Plan
 
 
 def first_fix(plan: Plan) -> str:

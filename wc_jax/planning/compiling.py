@@ -30,7 +30,7 @@ class Compiled:
     code: int
     compile_s: float
     module: Module | None
-    """None where the compiler gave up for lack of memory."""
+    """None where the compiler gave up for lack of memory, or was not asked because of `too_large`."""
 
     @property
     def peak(self) -> int:
@@ -61,6 +61,11 @@ def compile_for(function: Any, arguments: tuple[Any, ...], *, own: int) -> Compi
         compile_s=seconds,
         module=read_module(compiled.as_text()),
     )
+
+
+def too_large(own: int, sums: int) -> Compiled:
+    """A program that need not be compiled to know that it does not fit: its arguments and sums alone are too much."""
+    return Compiled(arguments=own, temporaries=sums, results=0, code=0, compile_s=0.0, module=None)
 
 
 def memory_needed(message: str) -> int | None:

@@ -61,6 +61,22 @@ class Module:
     entry: str
 
 
+def count_kernels(module: Module, scope: str) -> int:
+    """Hand-written kernels that the program calls within a `jax.named_scope`; 0 where XLA wrote all code itself."""
+    return sum(
+        instruction.opcode == "custom-call" and f"{scope}/" in instruction.op_name and _is_kernel(instruction)
+        for computation in module.computations.values()
+        for instruction in computation.values()
+    )
+
+
+def _is_kernel(instruction: Instruction) -> bool:
+    return (
+        re.search(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu[^"]*)"', instruction.rest)
+        is not None
+    )
+
+
 def num_bytes(shape: str) -> int:
     """Of an array or of a tuple of arrays, without padding.
 

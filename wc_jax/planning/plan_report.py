@@ -3,7 +3,7 @@
 from typing import Any
 
 from wc_jax.planning.advice import first_fix
-from wc_jax.planning.plan_run import Plan, ProgramPlan
+from wc_jax.planning.planned import Plan, ProgramPlan
 
 _GIB = 2**30
 
@@ -42,6 +42,7 @@ _ROWS = (
     ("compute, at least", lambda p: f"{p.seconds.compute:.3g} s"),
     ("memory traffic, at least", lambda p: f"{p.seconds.memory:.3g} s"),
     ("network, at least", lambda p: f"{p.seconds.network:.3g} s"),
+    ("attention", lambda p: f"{p.kernels} kernels" if p.kernels else "loops"),
     ("compiled in", lambda p: f"{p.memory.compile_s:.0f} s"),
 )
 
@@ -105,6 +106,7 @@ def _program(program: ProgramPlan) -> dict[str, Any]:
         "model_flops": program.model_flops,
         "seconds": {name: getattr(program.seconds, name) for name in ("compute", "memory", "network")},
         "binds": program.seconds.binds,
+        "attention_kernels": program.kernels,
         "collectives": [
             {"kind": what.kind, "group": what.group, "near": what.near, "count": t.count, "bytes": t.num_bytes}
             for what, t in program.traffic.items()

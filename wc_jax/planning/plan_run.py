@@ -1,92 +1,28 @@
-"""One plan: a config's two programs on a topology, whether they fit, how fast they could be, what to change first."""
+"""One plan: a config's two programs, compiled for a topology, and what they take there."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
 from wc_jax.config import Config
-from wc_jax.planning.chips import Chip
-from wc_jax.planning.collectives import Collective, Traffic, collectives
-from wc_jax.planning.compiling import Compiled, bytes_on_device, compile_for, score_arguments, step_arguments
-from wc_jax.planning.estimate import Seconds, seconds
+from wc_jax.planning.collectives import collectives
+from wc_jax.planning.compiling import (
+    bytes_on_device,
+    compile_for,
+    score_arguments,
+    step_arguments,
+    too_large,
+)
+from wc_jax.planning.estimate import seconds
+from wc_jax.planning.hlo import count_kernels
+from wc_jax.planning.planned import Plan, ProgramPlan
 from wc_jax.planning.topology import Topology, devices_of
 from wc_jax.planning.work import Cut, busiest_share, bytes_moved, executed_flops, model_flops, row_work
 from wc_jax.policy import PolicyConfig, from_hf_config, num_params, weight_table
 from wc_jax.programs import Programs, checked_mesh, make_programs
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramPlan:
-    """One program on one device."""
-
-    name: str
-    memory: Compiled
-    resident: int
-    """Bytes that the run keeps on the device meanwhile, beside the program's own arguments."""
-    flops: float
-    """Executed on the busiest device, in one run over the whole batch."""
-    model_flops: float
-    """Of all devices, without what is computed again."""
-    traffic: dict[Collective, Traffic]
-    seconds: Seconds
-    runs: int
-    """In one update."""
-
-    @property
-    def peak(self) -> int:
-        """Bytes on the device while it runs."""
-        return self.memory.peak + self.resident
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What `python -m wc_jax.plan` prints."""
-
-    topology: Topology
-    config: Config
-    policy: PolicyConfig
-    num_params: int
-    rows: int
-    """Of the planned batch."""
-    programs: tuple[ProgramPlan, ...]
-
-    @property
-    def chip(self) -> Chip:
-        """What the topology is made of."""
-        return self.topology.chip
-
-    @property
-    def peak(self) -> int:
-        """Bytes on one device, at the worst moment."""
-        return max(program.peak for program in self.programs)
-
-    @property
-    def fits(self) -> bool:
-        """Whether that is no more than the chip has."""
-        return self.peak <= self.chip.memory_bytes and all(p.memory.module is not None for p in self.programs)
-
-    @property
-    def step_seconds(self) -> float:
-        """One update takes no less: scoring, then training, on the planned batch."""
-        return sum(program.runs * program.seconds.least for program in self.programs)
-
-    @property
-    def mfu(self) -> float:
-        """At most: the model's own FLOPs over what the devices could do in that time."""
-        useful = sum(program.runs * program.model_flops for program in self.programs)
-        return useful / (self.step_seconds * self.topology.num_devices * self.chip.flops)
-
-    @property
-    def binds(self) -> str:
-        """What to look at first: memory size where it does not fit, else what takes longest."""
-        if not self.fits:
-            return "memory size"
-        longest = max(self.programs, key=lambda program: program.runs * program.seconds.least)
-        return {"compute": "compute", "memory": "memory traffic", "network": "network"}[longest.seconds.binds]
 
 
 def read_shape(config: Config) -> PolicyConfig:
@@ -123,66 +59,84 @@ def plan_run(config: Config, topology: Topology) -> Plan:
     step_args = step_arguments(config, policy, programs, devices[0], rows)
     state, weights = bytes_on_device(step_args[0]), bytes_on_device(score_args[0])
     reference = weights if config.objective.kl_coef > 0 else 0
-    plans = (
-        # While it scores, the run keeps the optimizer's state and, with one, the reference policy.
-        _plan("score", programs.score, score_args, state - weights + reference, config, policy, programs, topology),
-        _plan("train", programs.step, step_args, reference, config, policy, programs, topology),
-    )
+    held = _held(policy, programs, config.mesh.num_devices // config.mesh.data)
+    # Float32 gradients: summed over micro-batches, and those of one. Without them there is no update.
+    is_hopeless = state + reference + 2 * 4 * held > topology.chip.memory_bytes
+    planner = _Planner(config=config, policy=policy, topology=topology, held=held, is_hopeless=is_hopeless)
     return Plan(
         topology=topology,
         config=config,
         policy=policy,
         num_params=num_params(policy),
         rows=rows,
-        programs=plans,
-    )
-
-
-def _plan(
-    name: str,
-    function: Any,
-    arguments: tuple[Any, ...],
-    resident: int,
-    config: Config,
-    policy: PolicyConfig,
-    programs: Programs,
-    topology: Topology,
-) -> ProgramPlan:
-    trains = name == "train"
-    compiled = compile_for(function, arguments, own=bytes_on_device(arguments))
-    mesh, batch, rows = config.mesh, config.batch, planned_rows(config)
-    work = row_work(policy, batch.row_tokens)
-    spent = executed_flops(work, trains=trains, remat=batch.remat, has_adapters=policy.lora is not None)
-    late = spent - executed_flops(
-        dataclasses.replace(work, attention=0.0), trains=trains, remat=batch.remat, has_adapters=policy.lora is not None
-    )
-    busiest = (spent + late * (busiest_share(mesh.sequence) - 1.0)) * rows / topology.num_devices
-    found = {}
-    if compiled.module is not None:
-        found = collectives(compiled.module, node_size=topology.node_size)
-    moved = bytes_moved(
-        policy,
-        Cut(
-            tokens=batch.micro_rows * batch.row_tokens // (mesh.data * mesh.fsdp * mesh.sequence),
-            tensor=mesh.tensor,
-            held=_held(policy, programs.trained, mesh.num_devices // mesh.data),
+        programs=(
+            # While it scores, the run keeps the optimizer's state and, with one, the reference policy.
+            planner.plan("score", programs.score, score_args, resident=state - weights + reference),
+            planner.plan("train", programs.step, step_args, resident=reference),
         ),
-        trains=trains,
-        remat=batch.remat,
-        micro_batches=rows // batch.micro_rows,
-        value_bytes=4 if config.model.dtype == "float32" else 2,
-    )
-    return ProgramPlan(
-        name=name,
-        memory=compiled,
-        resident=resident,
-        flops=busiest,
-        model_flops=model_flops(work, trains=trains) * rows,
-        traffic=found,
-        seconds=seconds(topology.chip, flops=busiest, num_bytes=moved, found=found),
-        runs=2 if name == "score" and config.objective.kl_coef > 0 else 1,
     )
 
 
-def _held(policy: PolicyConfig, trained: Sequence[str] | frozenset[str], parts: int) -> int:
-    return sum(w.num_elements for name, w in weight_table(policy).items() if name in trained) // parts
+def _held(policy: PolicyConfig, programs: Programs, parts: int) -> int:
+    """Scalars of trained weights on one device."""
+    return sum(w.num_elements for name, w in weight_table(policy).items() if name in programs.trained) // parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planner:
+    """What both programs of a plan share."""
+
+    config: Config
+    policy: PolicyConfig
+    topology: Topology
+    held: int
+    is_hopeless: bool
+    """Weights, moments and gradients alone are too much: nothing need be compiled to know."""
+
+    def plan(self, name: str, function: Any, arguments: tuple[Any, ...], *, resident: int) -> ProgramPlan:
+        trains = name == "train"
+        own, rows = bytes_on_device(arguments), planned_rows(self.config)
+        if self.is_hopeless:
+            compiled = too_large(own, 2 * 4 * self.held if trains else 0)
+        else:
+            compiled = compile_for(function, arguments, own=own)
+        module = compiled.module
+        found = {} if module is None else collectives(module, node_size=self.topology.node_size)
+        busiest = self._busiest_flops(trains)
+        work = row_work(self.policy, self.config.batch.row_tokens)
+        return ProgramPlan(
+            name=name,
+            memory=compiled,
+            resident=resident,
+            flops=busiest,
+            model_flops=model_flops(work, trains=trains) * rows,
+            traffic=found,
+            seconds=seconds(self.topology.chip, flops=busiest, num_bytes=self._bytes_moved(trains), found=found),
+            kernels=0 if module is None else count_kernels(module, "attention"),
+            runs=2 if not trains and self.config.objective.kl_coef > 0 else 1,
+        )
+
+    def _busiest_flops(self, trains: bool) -> float:
+        batch = self.config.batch
+        work = row_work(self.policy, batch.row_tokens)
+
+        def spent(attention: float) -> float:
+            changed = dataclasses.replace(work, attention=attention)
+            has_adapters = self.policy.lora is not None
+            return executed_flops(changed, trains=trains, remat=batch.remat, has_adapters=has_adapters)
+
+        # The device with a row's end has more than its part of the attention.
+        late = work.attention * busiest_share(self.config.mesh.sequence)
+        return spent(late) * planned_rows(self.config) / self.topology.num_devices
+
+    def _bytes_moved(self, trains: bool) -> float:
+        mesh, batch = self.config.mesh, self.config.batch
+        tokens = batch.micro_rows * batch.row_tokens // (mesh.data * mesh.fsdp * mesh.sequence)
+        return bytes_moved(
+            self.policy,
+            Cut(tokens=tokens, tensor=mesh.tensor, held=self.held),
+            trains=trains,
+            remat=batch.remat,
+            micro_batches=planned_rows(self.config) // batch.micro_rows,
+            value_bytes=4 if self.config.model.dtype == "float32" else 2,
+        )

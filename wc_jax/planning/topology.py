@@ -1,6 +1,7 @@
 """Devices that need not be there: slices of TPUs, nodes of GPUs, simulated CPU devices, as XLA's compiler sees them."""
 
 import difflib
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -88,12 +89,12 @@ def devices_of(topology: Topology) -> Sequence:
         jax.config.update("jax_num_cpu_devices", topology.num_devices)
         return jax.devices("cpu")
     if topology.chip.platform == "tpu":
-        require("libtpu", "plan-tpu", "libtpu")
+        require("libtpu", "jax[tpu]", "tpu")
         # No look-up of what machine this is; and several processes may load the compiler.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         return topologies.get_topology_desc(platform="tpu", topology_name=str(topology)).devices
-    require("jax_plugins.xla_cuda13", "plan-gpu", "'jax[cuda13]'")
+    require("jax_plugins.xla_cuda13", "jax[cuda13]", "gpu")
     gpus, nodes = topology.sizes
     # PJRT's order: groups of nodes, nodes in a group, GPUs in a node.
     return topologies.get_topology_desc(
@@ -104,14 +105,16 @@ def devices_of(topology: Topology) -> Sequence:
     ).devices
 
 
-def require(module: str, extra: str, package: str) -> None:
-    """Raises `ConfigError` with the line to type where `module` can't be imported."""
+def require(module: str, package: str, environment: str) -> None:
+    """Raises `ConfigError` with the lines to type where `module` can't be imported."""
     try:
         is_there = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         is_there = False
     if not is_there:
+        version = importlib.metadata.version("jax")
         raise ConfigError(
-            f"compiling for this topology needs {package}, which is not installed; type"
-            f" .venv/bin/python -m pip install -e '.[{extra}]'"
+            f"compiling for this topology needs {package}, which this environment lacks; type"
+            f" `make plan-setup` and use .venv-plan-{environment}/bin/python, or in an environment of your own"
+            f" `pip install '{package}=={version}'`"
         )
