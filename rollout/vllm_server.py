@@ -11,7 +11,6 @@ split over steps: with a seed in the request, vLLM 0.32 on a CPU dies of a split
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -27,10 +26,9 @@ import httpx
 
 from rollout.engine import EngineError
 from rollout.vllm_install import InstallError, engine_python, install_engine
+from rollout.vllm_model import check_servable, model_arguments
 
 _CACHE_BLOCK_TOKENS = 32
-# What vLLM 0.32's attention kernels for CPUs are compiled for.
-_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Quiet, offline, and with the routes for new weights.
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -80,7 +78,7 @@ class VllmServer:
         """
         self._process: subprocess.Popen[bytes] | None = None
         model_dir = Path(model_dir)
-        max_model_len = _check_servable(model_dir, max_model_len)
+        max_model_len = check_servable(model_dir, max_model_len, dtype)
         self.model_name = model_name
         self.port = _free_port(port)
         self.base_url = f"http://127.0.0.1:{self.port}"
@@ -206,27 +204,14 @@ def _arguments(
         *("--kv-cache-memory-bytes", str(int(kv_cache_gib * 2**30)), "--block-size", str(_CACHE_BLOCK_TOKENS)),
         # A step takes several whole prompts or a waiting one never fits; and never a part of one.
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(2 * max_model_len, 4096))),
-        *("--enable-prefix-caching", "--enforce-eager", "--distributed-executor-backend", "uni"),
+        *("--enforce-eager", "--distributed-executor-backend", "uni"),
         *("--enable-scale-out", "--enable-prompt-tokens-details", "--skip-tokenizer-init"),
         # Log-probabilities of the distribution that was sampled from, temperature included.
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--weight-transfer-config", '{"backend": "webcoder_file"}'),
         *("--disable-log-stats", "--disable-uvicorn-access-log"),
+        *model_arguments(model_dir),
     ]
-
-
-def _check_servable(model_dir: Path, max_model_len: int | None) -> int:
-    """The context length to serve. Raises `EngineError` for what vLLM finds out late or says unclearly."""
-    if not (model_dir / "config.json").is_file():
-        raise EngineError(f"no config.json in {model_dir}: give the path of a Hugging Face model folder")
-    config = json.loads((model_dir / "config.json").read_text())
-    head_dim = config.get("head_dim")
-    if head_dim is not None and head_dim not in _HEAD_DIMS:
-        raise EngineError(f"{model_dir}: head_dim must be one of {list(_HEAD_DIMS)} on a CPU, got {head_dim}")
-    longest = int(config.get("max_position_embeddings", 2048))
-    if max_model_len is not None and not 1 < max_model_len <= longest:
-        raise EngineError(f"{model_dir} was made for 2 to {longest} tokens, asked for max_model_len={max_model_len}")
-    return max_model_len or longest
 
 
 def _free_port(port: int | None) -> int:

@@ -15,14 +15,13 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from rollout.engine import Engine, EngineError, Request
 from rollout.types import Completion
+from wc_jax.conversion import Dtypes, hf_specs, to_hf
 from wc_jax.logprobs import token_logprobs
 from wc_jax.policy import Compute, PolicyConfig, hidden_states, unembed
-from wc_jax.weights import to_hf
+from wc_jax.safetensors_files import WeightsError, in_file_order, write_file
 
 Params = Mapping[str, jax.Array]
 
@@ -99,9 +98,12 @@ class Publisher:
         folder: Path,
         *,
         canary: Canary | None,
-        dtype: str = "float32",
+        dtype: Dtypes = "float32",
     ) -> None:
-        """`folder`: where the weights' file is put, in memory if possible. `canary`: None for a scripted engine."""
+        """`folder`: where the weights' file is put, in memory if possible. `canary`: None for a scripted engine.
+
+        The file is written tensor by tensor: besides it, a push needs host memory for a few tensors.
+        """
         self._engine, self._config, self._folder = engine, config, folder
         self._canary, self._dtype = canary, dtype
 
@@ -110,10 +112,11 @@ class Publisher:
         start = time.perf_counter()
         path = self._folder / f"step-{version}.safetensors"
         try:
-            save_file(to_hf(params, self._config, dtype=self._dtype), path)
+            specs = in_file_order(hf_specs(self._config, dtype=self._dtype))
+            write_file(path, specs, to_hf(params, self._config, dtype=self._dtype, keys=list(specs)))
             self._engine.publish(path, version)
             reported = self._engine.version()
-        except (OSError, SafetensorError) as error:
+        except (OSError, WeightsError) as error:
             raise PublishError(f"could not write the weights to {path}: {error}") from error
         except EngineError as error:
             raise PublishError(f"the engine did not take the weights of step {version}: {error}") from error

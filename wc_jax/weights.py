@@ -1,143 +1,211 @@
-"""Hugging Face / vLLM tensors <-> params: one name table, read in both directions.
+"""Model folders in Hugging Face's layout: opened, checked, read and written, one tensor at a time.
 
-A Hugging Face linear layer stores `[out, in]` and one tensor a layer; we store `[in, out]`, stacked.
-Every source key is used exactly once and every target key is written exactly once, or it is an error.
+    stored = open_policy(folder)              # config.json and the headers; reads no tensor
+    params = stored.load("bfloat16")          # the weights, whole, on the host
+    save_policy(out, stored.config, params, "bfloat16", source=stored.raw, also=companions(folder))
+
+Beyond the weights that the caller holds, reading and writing need memory for a few tensors, not for a file.
 """
 
+import dataclasses
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
-from wc_jax.policy import Params, PolicyConfig, from_hf_config, hf_tensors, to_hf_config, weight_table
-from wc_jax.policy.lora import merged
-from wc_jax.policy.names import HfTensor
+from wc_jax.conversion import (
+    HEAD,
+    Dtypes,
+    Piece,
+    check_keys,
+    from_hf,
+    gathered,
+    hf_specs,
+    part_shapes,
+    pieces,
+    to_hf,
+)
+from wc_jax.policy import Params, PolicyConfig, from_hf_config, hf_tensors, to_hf_config
+from wc_jax.safetensors_files import (
+    DTYPES,
+    INDEX_FILE,
+    SHARD_BYTES,
+    SINGLE_FILE,
+    StoredTensor,
+    WeightsError,
+    find_tensors,
+    into_shards,
+    listed,
+    write_file,
+    write_index,
+)
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+__all__ = [
+    "INDEX_FILE",
+    "SINGLE_FILE",
+    "StoredPolicy",
+    "WeightsError",
+    "companions",
+    "from_hf",
+    "load_policy",
+    "open_policy",
+    "save_policy",
+    "to_hf",
+]
 
-
-class WeightsError(ValueError):
-    """A folder or a set of tensors that is not this policy's; the message names every tensor concerned."""
-
-
-def to_hf(
-    params: Mapping[str, jax.Array | np.ndarray], config: PolicyConfig, *, dtype: str = "float32"
-) -> dict[str, np.ndarray]:
-    """Contiguous host tensors under Hugging Face's names, adapters merged in."""
-    target = jnp.dtype(dtype)
-    host = {name: np.asarray(value) for name, value in merged(params, config.lora).items()}
-    tensors: dict[str, np.ndarray] = {}
-    for tensor in hf_tensors(config):
-        parts = [host[part] if tensor.layer is None else host[part][tensor.layer] for part in tensor.parts]
-        tensors[tensor.key] = tensor.join(parts).astype(target)
-    return tensors
-
-
-def from_hf(
-    read: Callable[[str], np.ndarray], present: set[str], config: PolicyConfig, *, dtype: str = "float32"
-) -> Params:
-    """Build params by asking `read` for each key once. Raises `WeightsError` on missing, unknown or misshapen."""
-    tensors = hf_tensors(config)
-    keys = {tensor.key for tensor in tensors}
-    unknown = present - keys
-    if config.tie_embeddings and "lm_head.weight" in unknown:
-        # Some writers store the tied head too. Equal, it says nothing new; different, the config is wrong.
-        embed = next(tensor.key for tensor in tensors if tensor.parts == ("embed",))
-        if not np.array_equal(read("lm_head.weight"), read(embed)):
-            raise WeightsError("lm_head.weight differs from the embedding although tie_word_embeddings is true")
-        unknown.discard("lm_head.weight")
-    problems = [f"missing {key}" for key in sorted(keys - present)]
-    problems += [f"unknown {key}" for key in sorted(unknown)]
-    if problems:
-        raise WeightsError("; ".join(problems))
-    table, target = weight_table(config), jnp.dtype(dtype)
-    host = {part: np.empty(table[part].shape, target) for tensor in tensors for part in tensor.parts}
-    for tensor in tensors:
-        _fill(tensor, read(tensor.key), host)
-    return {name: jnp.asarray(value) for name, value in host.items()}
+_BESIDE = (".json", ".jinja", ".txt", ".model")
+_NOT_BESIDE = ("config.json", "adapter_config.json", INDEX_FILE)
 
 
-def _fill(tensor: HfTensor, value: np.ndarray, host: Mapping[str, np.ndarray]) -> None:
-    """Writes what the tensor holds where it belongs. Raises `WeightsError` when its shape is another."""
-    places = [host[part] if tensor.layer is None else host[part][tensor.layer] for part in tensor.parts]
-    wanted = tensor.shape([place.shape for place in places])
-    if value.shape != wanted:
-        raise WeightsError(f"{tensor.key} must be {wanted}, got {value.shape}")
-    for place, part in zip(places, tensor.split(value, tensor.sizes([place.shape for place in places])), strict=True):
-        place[...] = part
+@dataclass(frozen=True, kw_only=True)
+class StoredPolicy:
+    """A folder that was found to hold exactly one policy; its weights are still on the disk."""
+
+    config: PolicyConfig
+    raw: Mapping[str, Any]
+    """Its config.json, with the settings that mean nothing to us."""
+    tensors: Mapping[str, StoredTensor]
+    """Of the policy, in the order in which they lie on the disk."""
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Of each tensor; writing with them gives back the same bytes."""
+        return {key: DTYPES[tensor.dtype].name for key, tensor in self.tensors.items()}
+
+    def pieces(self) -> Iterator[Piece]:
+        """What each tensor gives to each weight, in the dtype it is stored in; each tensor is read once."""
+        return pieces(lambda key: self.tensors[key].read(), list(self.tensors), self.config)
+
+    def load(self, dtype: str = "float32") -> Params:
+        """All weights on the host."""
+        return gathered(self.pieces(), self.config, dtype=dtype)
 
 
-def _tensor_files(folder: Path) -> Iterator[Path]:
-    index = folder / INDEX_FILE
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        yield from (folder / name for name in names)
-    else:
-        yield folder / SINGLE_FILE
-
-
-def load_policy(folder: Path | str, *, dtype: str = "float32") -> tuple[PolicyConfig, Params]:
-    """Read a Hugging Face folder. Raises `WeightsError` when it is missing, incomplete or of another family."""
+def open_policy(folder: Path | str) -> StoredPolicy:
+    """Reads config.json and the headers. Raises `WeightsError` when the folder is missing, damaged or incomplete,
+    when it holds anything unknown, or another family or dtype than we can honor.
+    """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise WeightsError(f"no config.json in {folder}: give the path of a Hugging Face model folder")
-    config = from_hf_config(json.loads((folder / "config.json").read_text()))
-    where: dict[str, Path] = {}
-    for path in _tensor_files(folder):
-        if not path.is_file():
-            raise WeightsError(f"{path} is missing")
-        with safe_open(path, framework="flax") as tensors:
-            for key in tensors.keys():  # noqa: SIM118  (not a mapping)
-                if key in where:
-                    raise WeightsError(f"{key} is stored twice, in {where[key].name} and {path.name}")
-                where[key] = path
+    raw = json.loads((folder / "config.json").read_text())
+    if raw.get("quantization_config"):
+        raise WeightsError(f"{folder} holds quantized weights (quantization_config); give a folder that does not")
+    config, found = from_hf_config(raw), find_tensors(folder)
+    if config.num_mtp_layers and not any(key.startswith("mtp.") for key in found):
+        # transformers keeps the setting and drops the tensors when it saves.
+        config = dataclasses.replace(config, num_mtp_layers=0)
+    problems = [f"{key} is {tensor.dtype}" for key, tensor in found.items() if tensor.dtype not in DTYPES]
+    if problems:
+        raise WeightsError(f"tensors must be of {', '.join(DTYPES)}: {listed(problems)}")
+    check_keys(found, config, lambda key: found[key].read())
+    wanted = {tensor.key: tensor.shape(part_shapes(tensor, config)) for tensor in hf_tensors(config)}
+    problems = [
+        f"{key} must be {shape}, got {found[key].shape}" for key, shape in wanted.items() if found[key].shape != shape
+    ]
+    if problems:
+        raise WeightsError(listed(problems))
+    found.pop(HEAD, None) if HEAD not in wanted else None
+    in_order = sorted(found.items(), key=lambda item: (item[1].path, item[1].start))
+    return StoredPolicy(config=config, raw=raw, tensors=dict(in_order))
 
-    def read(key: str) -> np.ndarray:
-        # "flax" because numpy has no bfloat16 of its own.
-        with safe_open(where[key], framework="flax") as tensors:
-            return np.asarray(tensors.get_tensor(key))
 
-    return config, from_hf(read, set(where), config, dtype=dtype)
+def load_policy(folder: Path | str, *, dtype: str = "float32") -> tuple[PolicyConfig, Params]:
+    """The policy of a folder with its weights on the host. Raises as `open_policy` does."""
+    stored = open_policy(folder)
+    return stored.config, stored.load(dtype)
+
+
+def companions(folder: Path) -> tuple[Path, ...]:
+    """What belongs to a model besides config and weights: tokenizer, chat template, generation and image settings."""
+    return tuple(path for path in sorted(folder.iterdir()) if path.suffix in _BESIDE and path.name not in _NOT_BESIDE)
 
 
 def save_policy(
     folder: Path | str,
     config: PolicyConfig,
     params: Mapping[str, jax.Array | np.ndarray],
-    dtype: str = "float32",
+    dtype: Dtypes = "float32",
     *,
     also: tuple[Path, ...] = (),
+    source: Mapping[str, Any] | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a Hugging Face folder, whole or not at all: it is built beside its place and then renamed.
 
-    `also`: files to copy in (tokenizer.json and the like). An existing folder is replaced.
+    `dtype`: float32, bfloat16 or float16, of all tensors, or of each by its name (see `StoredPolicy.dtypes`).
+    `also`: files to copy in, see `companions`. `source`: the config.json that the weights came with; its settings
+    that mean nothing to us are kept. Weights that fit `shard_bytes` are one file. An existing folder is replaced.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         staging.chmod(0o755)
-        save_file(to_hf(params, config, dtype=dtype), staging / SINGLE_FILE, metadata={"format": "pt"})
-        (staging / SINGLE_FILE).chmod(0o644)
-        (staging / "config.json").write_text(json.dumps(to_hf_config(config, dtype=dtype), indent=2) + "\n")
+        shards = into_shards(hf_specs(config, dtype=dtype), shard_bytes)
+        tensors = to_hf(params, config, dtype=dtype, keys=[key for _, held in shards for key in held])
+        for name, held in shards:
+            write_file(staging / name, held, tensors)
+        if len(shards) > 1:
+            write_index(staging, shards)
+        (staging / "config.json").write_text(json.dumps(_config_file(config, dtype, source), indent=2) + "\n")
         for path in also:
             shutil.copyfile(path, staging / path.name)
-        replaced = None
-        if folder.exists():
-            replaced = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            os.rename(folder, replaced)
-        os.rename(staging, folder)
-        if replaced is not None:
-            shutil.rmtree(replaced)
+        _swap(staging, folder)
     finally:
         if staging.exists():
             shutil.rmtree(staging)
+
+
+def _swap(staging: Path, folder: Path) -> None:
+    replaced = None
+    if folder.exists():
+        replaced = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+        os.rename(folder, replaced)
+    os.rename(staging, folder)
+    if replaced is not None:
+        shutil.rmtree(replaced)
+
+
+def _config_file(config: PolicyConfig, dtype: Dtypes, source: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises `WeightsError` when what is kept of the source would make it another policy."""
+    # The embedding speaks for the others; files with several dtypes name that of most tensors.
+    named = dtype if isinstance(dtype, str) else dtype[hf_tensors(config)[0].key]
+    found = _with_dtype(_overlaid(source or {}, to_hf_config(config, dtype=named)), named)
+    plain = dataclasses.replace(config, lora=None)
+    try:
+        is_same = from_hf_config(found) == plain
+    except ValueError as error:
+        raise WeightsError(f"the source's config.json does not go with this policy: {error}") from error
+    if not is_same:
+        raise WeightsError(f"the source's config.json is another policy's than {plain}")
+    return found
+
+
+def _overlaid(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours where both say something, in nested settings too.
+
+    >>> _overlaid({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}})
+    {'a': 1, 'b': {'c': 4, 'd': 3}}
+    """
+    found = dict(theirs)
+    for name, value in ours.items():
+        both = isinstance(value, Mapping) and isinstance(theirs.get(name), Mapping)
+        found[name] = _overlaid(theirs[name], value) if both else value
+    return found
+
+
+def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """With the dtype wherever one is named, in nested settings too."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        is_dtype = name in ("dtype", "torch_dtype") and value is not None
+        found[name] = dtype if is_dtype else _with_dtype(value, dtype) if isinstance(value, Mapping) else value
+    return found

@@ -31,7 +31,7 @@ def test_every_target_key_is_written_once_with_its_own_elements(name):
     for name, value in init_params(config, jax.random.key(0)).items():
         params[name] = np.arange(start, start + value.size, dtype=np.float32).reshape(value.shape)
         start += value.size
-    tensors = to_hf(params, config)
+    tensors = dict(to_hf(params, config))
     assert set(tensors) == {tensor.key for tensor in hf_tensors(config)}
     assert ("lm_head.weight" in tensors) == (not config.tie_embeddings)
     every = np.concatenate([t.ravel() for t in tensors.values()])

@@ -3,6 +3,9 @@
 
 def register() -> None:
     """Make the backend known to vLLM. Called once or more in every process of the engine."""
+    from webcoder_vllm.images import stand_in_for_torchvision
+
+    stand_in_for_torchvision()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if "webcoder_file" not in WeightTransferEngineFactory._registry:

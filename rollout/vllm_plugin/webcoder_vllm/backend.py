@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from webcoder_vllm.checks import checkpoint_shapes, difference, file_shapes
-from webcoder_vllm.tied import repack_tied_head
+from webcoder_vllm.tied import is_tied, repack_tied_head
 
 # The client looks for this text: it tells a refused file (model untouched) from a broken load.
 REFUSED = "weights refused"
@@ -56,6 +56,9 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         """Remember the folder and what a full set of this model's tensors looks like."""
         self._root = os.path.realpath(init_info.root)
         self._expected = checkpoint_shapes(self.model_config.model)
+        if is_tied(self.model_config):
+            # Some folders store the tied head too; the trainer sends it once, as the embedding.
+            self._expected.pop("lm_head.weight", None)
 
     def start_weight_update(self) -> None:
         """Open a session; the model keeps its weights."""

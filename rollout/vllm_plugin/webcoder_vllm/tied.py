@@ -12,10 +12,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 
+def is_tied(model_config: object) -> bool:
+    """Whether the head is the embedding."""
+    text_config = model_config.hf_text_config  # type: ignore[attr-defined]
+    return bool(getattr(text_config, "tie_word_embeddings", False))
+
+
 def repack_tied_head(model: torch.nn.Module, model_config: object) -> None:
     """Point the head at the new embedding and pack it again. No-op off the CPU or when untied."""
-    text_config = model_config.hf_text_config  # type: ignore[attr-defined]
-    if not current_platform.is_cpu() or not getattr(text_config, "tie_word_embeddings", False):
+    if not current_platform.is_cpu() or not is_tied(model_config):
         return
     heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
     embeddings = [
