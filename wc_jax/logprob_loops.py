@@ -24,8 +24,6 @@ class Loops:
     """Tokens at a time."""
     tile: int
     """Columns of the vocabulary at a time."""
-    axis: str | None = None
-    """Mesh axis along which the vocabulary is cut; this device's columns are `unembed`."""
 
 
 class Chunks(NamedTuple):
@@ -45,22 +43,23 @@ class PerToken(NamedTuple):
     """Log of the sum of exponentials of the scaled logits."""
 
 
-def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
+def product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
+    """Of two matrices over one axis of each, with float32 sums."""
     return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _logits(hidden: jax.Array, unembed: jax.Array, temperature: float) -> jax.Array:
     # The barrier keeps XLA's CPU backend from fusing the product with what follows, on one thread.
-    return jax.lax.optimization_barrier(_product(hidden, unembed, 1, 0)) / temperature
+    return jax.lax.optimization_barrier(product(hidden, unembed, 1, 0)) / temperature
 
 
-def _num_used(mask: jax.Array) -> jax.Array:
+def num_used(mask: jax.Array) -> jax.Array:
     """Chunks up to the last one that holds a trained token."""
     any_trained = jnp.any(mask, axis=1)
     return jnp.max(jnp.where(any_trained, jnp.arange(1, mask.shape[0] + 1), 0), initial=0)
 
 
-def _over_tiles(step: Callable[[jax.Array, int, Carry], Carry], start: Carry, vocab: int, tile: int) -> Carry:
+def over_tiles(step: Callable[[jax.Array, int, Carry], Carry], start: Carry, vocab: int, tile: int) -> Carry:
     """`step(first column, number of columns, carry)` over the vocabulary: whole tiles in a loop, then the rest."""
     whole = vocab // tile
     carry = jax.lax.fori_loop(0, whole, lambda j, carry: step(j * tile, tile, carry), start)
@@ -68,7 +67,7 @@ def _over_tiles(step: Callable[[jax.Array, int, Carry], Carry], start: Carry, vo
     return step(jnp.asarray(whole * tile), rest, carry) if rest else carry
 
 
-class _Online(NamedTuple):
+class Online(NamedTuple):
     """Of the columns seen so far, for each token of a chunk."""
 
     top: jax.Array
@@ -80,17 +79,18 @@ class _Online(NamedTuple):
     """The target's logit, once its column was seen."""
 
 
-def _rebased(seen: _Online, top: jax.Array) -> _Online:
+def _rebased(seen: Online, top: jax.Array) -> Online:
     """The same sums, measured from a maximum that is not below their own."""
     step = seen.top - top
     shrink = jnp.exp(step)
     weighted = (seen.weighted + jnp.where(seen.total > 0, seen.total * step, 0.0)) * shrink
-    return _Online(top, seen.total * shrink, weighted, seen.picked)
+    return Online(top, seen.total * shrink, weighted, seen.picked)
 
 
-def _look_at(
-    tile: jax.Array, hidden: jax.Array, targets: jax.Array, first: jax.Array, seen: _Online, temperature: float
-) -> _Online:
+def look_at(
+    tile: jax.Array, hidden: jax.Array, targets: jax.Array, first: jax.Array, seen: Online, temperature: float
+) -> Online:
+    """`seen`, and what one more tile of the vocabulary adds; its columns begin at `first`."""
     logits = _logits(hidden, tile, temperature)
     top = jnp.maximum(seen.top, jnp.max(logits, axis=1))
     shifted = logits - top[:, None]
@@ -101,7 +101,7 @@ def _look_at(
     column = targets - first
     is_here = (column >= 0) & (column < tile.shape[1])
     logit = jnp.take_along_axis(logits, jnp.where(is_here, column, 0)[:, None], axis=1)[:, 0]
-    return _Online(
+    return Online(
         top,
         seen.total + jnp.sum(exps, axis=1),
         seen.weighted + jnp.sum(products, axis=1),
@@ -109,42 +109,47 @@ def _look_at(
     )
 
 
-def _over_devices(seen: _Online, axis: str) -> _Online:
+def nothing_seen(shape: tuple[int, ...]) -> Online:
+    """Where the loop over tiles starts."""
+    zeros = jnp.zeros(shape, jnp.float32)
+    return Online(zeros + _LOWEST, zeros, zeros, zeros)
+
+
+def over_devices(seen: Online, axis: str) -> Online:
     """Sums over all parts of the vocabulary; only one of them met the target."""
     seen = _rebased(seen, jax.lax.pmax(seen.top, axis))
-    return _Online(seen.top, *(jax.lax.psum(x, axis) for x in seen[1:]))
+    return Online(seen.top, *(jax.lax.psum(x, axis) for x in seen[1:]))
 
 
 def forward(chunks: Chunks, unembed: jax.Array, loops: Loops) -> PerToken:
     """Log-probability, entropy and log-sum-exp of each token, `[C, c]`."""
     dim, vocab = unembed.shape
 
-    def work(i: jax.Array, found: _Online) -> _Online:
+    def work(i: jax.Array, found: Online) -> Online:
         mask, targets = chunks.mask[i], chunks.targets[i]
         # Behind the mask the state is replaced, not the result: a NaN there must not spread.
         hidden = jnp.where(mask[:, None], chunks.hidden[i], 0)
 
-        def step(first: jax.Array, size: int, seen: _Online) -> _Online:
+        def step(first: jax.Array, size: int, seen: Online) -> Online:
             columns = jax.lax.dynamic_slice(unembed, (0, first), (dim, size))
-            return _look_at(columns, hidden, targets, first, seen, loops.temperature)
+            return look_at(columns, hidden, targets, first, seen, loops.temperature)
 
-        zeros = jnp.zeros(mask.shape, jnp.float32)
-        seen = _over_tiles(step, _Online(zeros + _LOWEST, zeros, zeros, zeros), vocab, loops.tile)
+        seen = over_tiles(step, nothing_seen(mask.shape), vocab, loops.tile)
         return jax.tree.map(lambda buffer, x: buffer.at[i].set(x), found, seen)
 
-    # What no chunk reaches is masked; a total of 1 keeps it finite.
-    zeros = jnp.zeros(chunks.mask.shape, jnp.float32)
-    seen = jax.lax.fori_loop(0, _num_used(chunks.mask), work, _Online(zeros, zeros + 1.0, zeros, zeros))
-    if loops.axis is not None:
-        # Once for all chunks: how many a device works on is its own affair.
-        seen = _over_devices(seen, loops.axis)
-    log_total = jnp.log(seen.total)
-    entropy = log_total - seen.weighted / seen.total
+    return per_token(jax.lax.fori_loop(0, num_used(chunks.mask), work, nothing_seen(chunks.mask.shape)), chunks.mask)
+
+
+def per_token(seen: Online, mask: jax.Array) -> PerToken:
+    """What follows from the sums over the whole vocabulary."""
+    total = jnp.where(mask, seen.total, 1.0)  # no chunk may have reached what is masked
+    log_total = jnp.log(total)
+    entropy = log_total - seen.weighted / total
     found = PerToken(seen.picked - seen.top - log_total, entropy, seen.top + log_total)
-    return jax.tree.map(lambda x: jnp.where(chunks.mask, x, 0.0), found)
+    return jax.tree.map(lambda x: jnp.where(mask, x, 0.0), found)
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """One chunk of what the backward pass starts from."""
 
     hidden: jax.Array
@@ -158,7 +163,7 @@ class _Given(NamedTuple):
     """up + down * entropy."""
 
 
-def _d_logits(columns: jax.Array, first: jax.Array, given: _Given, temperature: float) -> jax.Array:
+def d_logits_of(columns: jax.Array, first: jax.Array, given: Given, temperature: float) -> jax.Array:
     """d logp = onehot - p;  d entropy = -p (log p + entropy)."""
     logp = _logits(given.hidden, columns, temperature) - given.log_total[:, None]
     # A comparison instead of a scatter: it fuses on every platform.
@@ -167,6 +172,14 @@ def _d_logits(columns: jax.Array, first: jax.Array, given: _Given, temperature: 
     d_logits = jnp.where(is_target, given.up[:, None], 0.0)
     d_logits = d_logits - jnp.exp(logp) * (given.scale[:, None] + given.down[:, None] * logp)
     return jax.lax.optimization_barrier((d_logits / temperature).astype(given.hidden.dtype))
+
+
+def given_chunk(chunks: Chunks, i: jax.Array, saved: PerToken, up: jax.Array, down: jax.Array) -> Given:
+    """Of chunk i, with nothing behind the mask."""
+    mask = chunks.mask[i]
+    ups, downs = (jnp.where(mask, g[i], 0.0) for g in (up, down))
+    hidden = jnp.where(mask[:, None], chunks.hidden[i], 0)
+    return Given(hidden, chunks.targets[i], saved.log_total[i], ups, downs, ups + downs * saved.entropy[i])
 
 
 def backward(
@@ -179,29 +192,26 @@ def backward(
 
     def work(i: jax.Array, carry: tuple[jax.Array, jax.Array | None]) -> tuple[jax.Array, jax.Array | None]:
         all_hidden, d_unembed = carry
-        mask = chunks.mask[i]
-        ups, downs = (jnp.where(mask, g[i], 0.0) for g in (up, down))
-        hidden = jnp.where(mask[:, None], chunks.hidden[i], 0)
-        given = _Given(hidden, chunks.targets[i], saved.log_total[i], ups, downs, ups + downs * saved.entropy[i])
+        given = given_chunk(chunks, i, saved, up, down)
 
         def step(
             first: jax.Array, size: int, carry: tuple[jax.Array, jax.Array | None]
         ) -> tuple[jax.Array, jax.Array | None]:
             d_hidden, d_unembed = carry
             columns = jax.lax.dynamic_slice(unembed, (0, first), (dim, size))
-            d_logits = _d_logits(columns, first, given, loops.temperature)
-            d_hidden = d_hidden + _product(d_logits, columns, 1, 1)
+            d_logits = d_logits_of(columns, first, given, loops.temperature)
+            d_hidden = d_hidden + product(d_logits, columns, 1, 1)
             if d_unembed is not None:
-                more = jax.lax.dynamic_slice(d_unembed, (0, first), (dim, size)) + _product(hidden, d_logits, 0, 0)
+                more = jax.lax.dynamic_slice(d_unembed, (0, first), (dim, size)) + product(given.hidden, d_logits, 0, 0)
                 d_unembed = jax.lax.dynamic_update_slice(d_unembed, more, (0, first))
             return d_hidden, d_unembed
 
-        start = (jnp.zeros(hidden.shape, jnp.float32), d_unembed)
-        d_hidden, d_unembed = _over_tiles(step, start, vocab, loops.tile)
+        start = (jnp.zeros(given.hidden.shape, jnp.float32), d_unembed)
+        d_hidden, d_unembed = over_tiles(step, start, vocab, loops.tile)
         return all_hidden.at[i].set(d_hidden), d_unembed
 
     start = (
         jnp.zeros(chunks.hidden.shape, jnp.float32),
         jnp.zeros(unembed.shape, jnp.float32) if trains_head else None,
     )
-    return jax.lax.fori_loop(0, _num_used(chunks.mask), work, start)
+    return jax.lax.fori_loop(0, num_used(chunks.mask), work, start)

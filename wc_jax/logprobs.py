@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from wc_jax.logprob_loops import Chunks, Loops, PerToken, backward, forward
+from wc_jax import logprob_cut, logprob_loops
+from wc_jax.logprob_loops import Chunks, Loops, PerToken
 from wc_jax.mesh import PARTS, STATES, TOKENS, on_each_device, spec
 from wc_jax.shapes import Array, Bool, Float, Int
 from wc_jax.types import AnyArray
 
-_TOKENS, _STATES, _HEAD, _CUT_HEAD = spec(*TOKENS), spec(*STATES), spec(None, "tensor"), spec(PARTS, "tensor")
+_TOKENS, _STATES, _HEAD = spec(*TOKENS), spec(*STATES), spec(PARTS, "tensor")
 _EACH: Any = PerToken(*[_TOKENS] * 3)  # type: ignore[arg-type]
 
 
@@ -34,20 +35,20 @@ def _restore(x: jax.Array, inverse: jax.Array, shape: tuple[int, ...]) -> jax.Ar
     return x.reshape(-1, *x.shape[2:])[inverse].reshape(*shape, *x.shape[2:])
 
 
-def _local_targets(targets: jax.Array, unembed: jax.Array, axis: str | None) -> jax.Array:
+def _local_targets(targets: jax.Array, unembed: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Counted from this device's first column; outside of 0..columns-1 where another device has it."""
-    if axis is None:
+    if mesh is None:
         return targets
-    return targets - jax.lax.axis_index(axis).astype(targets.dtype) * unembed.shape[1]
+    return targets - jax.lax.axis_index("tensor").astype(targets.dtype) * unembed.shape[1]
 
 
 def _chunks(
-    hidden: jax.Array, unembed: jax.Array, targets: jax.Array, mask: jax.Array, loops: Loops
+    hidden: jax.Array, unembed: jax.Array, targets: jax.Array, mask: jax.Array, loops: Loops, mesh: Mesh | None
 ) -> tuple[Chunks, jax.Array, jax.Array]:
     """Trained tokens first; with the order and its inverse."""
     order = jnp.argsort(~mask.reshape(-1), stable=True)
     cut = partial(_cut, order=order, chunk=loops.chunk)
-    targets = _local_targets(targets, unembed, loops.axis)
+    targets = _local_targets(targets, unembed, mesh)
     return Chunks(cut(hidden), cut(targets), cut(mask)), order, jnp.argsort(order)
 
 
@@ -61,8 +62,8 @@ def _logprobs(
 
 def _score(hidden, unembed, targets, mask, loops, mesh) -> PerToken:  # type: ignore[no-untyped-def]
     def local(hidden: jax.Array, unembed: jax.Array, targets: jax.Array, mask: jax.Array) -> PerToken:
-        chunks, _, inverse = _chunks(hidden, unembed, targets, mask, loops)
-        found = forward(chunks, unembed, loops)
+        chunks, _, inverse = _chunks(hidden, unembed, targets, mask, loops, mesh)
+        found = (logprob_loops if mesh is None else logprob_cut).forward(chunks, unembed, loops)
         return jax.tree.map(lambda x: _restore(x, inverse, mask.shape), found)
 
     run = on_each_device(local, mesh, (_STATES, _HEAD, _TOKENS, _TOKENS), _EACH)
@@ -102,9 +103,9 @@ def _logprobs_bwd(loops: Loops, mesh: Mesh | None, residuals: Any, cotangents: A
         up: jax.Array,
         down: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        chunks, order, inverse = _chunks(hidden, unembed, targets, mask, loops)
+        chunks, order, inverse = _chunks(hidden, unembed, targets, mask, loops, mesh)
         cut = partial(_cut, order=order, chunk=loops.chunk)
-        d_hidden, d_unembed = backward(
+        d_hidden, d_unembed = (logprob_loops if mesh is None else logprob_cut).backward(
             chunks, unembed, loops, jax.tree.map(cut, saved), cut(up), cut(down), trains_head
         )
         d_hidden = _restore(d_hidden, inverse, mask.shape)
@@ -112,13 +113,10 @@ def _logprobs_bwd(loops: Loops, mesh: Mesh | None, residuals: Any, cotangents: A
             d_hidden = jax.lax.psum(d_hidden, "tensor")
         if d_unembed is None:
             return (d_hidden.astype(hidden.dtype),)
-        if mesh is not None:
-            d_unembed = jax.lax.psum_scatter(d_unembed, PARTS, scatter_dimension=0, tiled=True)
-            d_unembed = jax.lax.psum(d_unembed, "data")
         return d_hidden.astype(hidden.dtype), d_unembed.astype(unembed.dtype)
 
     in_specs = (_STATES, _HEAD, _TOKENS, _TOKENS, _EACH, _TOKENS, _TOKENS)
-    run = on_each_device(local, mesh, in_specs, (_STATES, _CUT_HEAD) if trains_head else (_STATES,))
+    run = on_each_device(local, mesh, in_specs, (_STATES, _HEAD) if trains_head else (_STATES,))
     found = run(hidden, unembed, targets, mask, out, up, down)
     return found[0], (found[1] if trains_head else None), None, None
 
@@ -149,7 +147,6 @@ def row_logprobs(
         temperature=temperature,
         chunk=max(1, min(chunk, mask.size // max(parts, 1))),
         tile=min(tile, num_columns),
-        axis=None if mesh is None else "tensor",
     )
     return _logprobs(hidden, unembed, targets, mask, loops, mesh)
 
