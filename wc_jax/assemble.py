@@ -5,6 +5,7 @@ Leaving the context closes what runs, in the opposite order.
 
 import contextlib
 import dataclasses
+import itertools
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -34,10 +35,10 @@ from rollout.world.prompts import load_prompt
 from verifier.browser import Browser
 from verifier.types import Task, TaskError
 from wc_jax.config import Config, ScriptedConfig
+from wc_jax.placing import Source, whole
 from wc_jax.policy import Compute, PolicyConfig, init_adapters
-from wc_jax.policy.weight import Params
 from wc_jax.publish import Canary, Publisher, canary_prompt, policy_score
-from wc_jax.weights import load_policy
+from wc_jax.weights import StoredPolicy, open_policy
 
 PAGES = "pages"
 """The page generator, as a source of tasks."""
@@ -51,7 +52,8 @@ class Inputs:
     """What is read before anything is started."""
 
     policy: PolicyConfig
-    params: Params
+    params: Source
+    """The model folder's weights, still on the disk, and fresh adapters where the config wants them."""
     chat: ChatFormat
     train_tasks: list[Task]
     heldout_tasks: list[Task]
@@ -83,12 +85,12 @@ def read_inputs(config: Config) -> Inputs:
             " `python -m wc_jax.sft CONFIG`, or write model.folder=PATH of a Hugging Face folder"
         )
     try:
-        policy, params = load_policy(folder, dtype=config.model.master_dtype)
+        stored = open_policy(folder)
         chat = ChatFormat.load(folder)
         prompt = load_prompt(config.rollout.prompt)
     except (ValueError, OSError) as error:
         raise ConfigError(f"model.folder={folder}: {error}") from error
-    policy, params = _prepared(config, policy, params)
+    policy, params = _prepared(config, stored)
     if config.agent.window_tokens > policy.max_positions:
         raise ConfigError(
             f"agent.window_tokens={config.agent.window_tokens} is more than the model's"
@@ -120,21 +122,21 @@ def read_inputs(config: Config) -> Inputs:
     )
 
 
-def _prepared(config: Config, policy: PolicyConfig, params: Params) -> tuple[PolicyConfig, Params]:
+def _prepared(config: Config, stored: StoredPolicy) -> tuple[PolicyConfig, Source]:
     """With adapters, where the config wants them. Raises `ConfigError` for settings that this policy can't honor."""
-    model = config.model
+    model, policy = config.model, stored.config
     if model.train_vision and policy.vision is None:
         raise ConfigError(f"model.train_vision=true, but {model.folder} has no vision tower; leave it out")
     if config.objective.mtp_coef and not policy.num_mtp_layers:
         raise ConfigError(f"objective.mtp_coef has no effect: {model.folder} has no drafting head; leave it out")
     if model.lora is None:
-        return policy, params
+        return policy, stored.pieces
     policy = dataclasses.replace(policy, lora=model.lora)
     try:
         adapters = init_adapters(policy, jax.random.key(config.seed))
     except ValueError as error:
         raise ConfigError(f"model.{error}") from error
-    return policy, {**params, **adapters}
+    return policy, lambda: itertools.chain(stored.pieces(), whole(adapters))
 
 
 @contextlib.contextmanager

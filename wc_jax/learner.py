@@ -15,6 +15,7 @@ from wc_jax.config import Config
 from wc_jax.credit import Credited
 from wc_jax.image_rows import ImageSpace, grown_space, space_needed
 from wc_jax.multihost import introduce
+from wc_jax.placing import Source, place, whole
 from wc_jax.policy import PolicyConfig
 from wc_jax.policy.weight import Params
 from wc_jax.processes import ALONE, Processes
@@ -40,14 +41,17 @@ class Learner:
         programs = make_programs(config, policy, self._mesh)
         self._score, self._step, self._trained = programs.score, programs.step, programs.trained
         self._align = programs.compute.delta_chunk if policy.is_hybrid else 1
+        self._master_dtype = jnp.dtype(config.model.master_dtype)
         self._frozen_dtype = jnp.dtype(config.model.frozen_dtype)
         self._aggregation, self._constant = config.objective.aggregation, config.objective.constant_length
         self._needs_reference = config.objective.kl_coef > 0
         self._reference: Params | None = None
         self._space: ImageSpace | None = None
 
-    def init(self, params: Params) -> TrainState:
-        """A state at step 0; `params`, the same in every process, stay usable (the step gives its input away)."""
+    def init(self, params: Params | Source) -> TrainState:
+        """A state at step 0. `params`, the same in every process: whole weights, which stay usable (the step gives its
+        input away), or what reads them piece by piece; then the host never holds them all.
+        """
         if self._needs_reference:
             self._reference = self._on_devices(params)
         placed = self._on_devices(params)
@@ -57,23 +61,17 @@ class Learner:
         places = state_shardings(jax.eval_shape(start, placed), self._policy, self._mesh)
         return jax.jit(start, donate_argnums=0, out_shardings=places)(placed)
 
-    def _on_devices(self, params: Params) -> Params:
+    def _on_devices(self, params: Params | Source) -> Params:
         """A copy, cut as the mesh wants it; weights that are not trained in the dtype that is meant for them."""
-        if self._mesh is None:
-            return {name: jnp.array(weight, self._kept_in(name, weight)) for name, weight in params.items()}
-        introduce(self._mesh, self._processes)
-        shardings = param_shardings(self._policy, self._mesh)
+        shardings = None
+        if self._mesh is not None:
+            introduce(self._mesh, self._processes)
+            shardings = param_shardings(self._policy, self._mesh)
+        pieces = params() if callable(params) else whole(params)
+        return place(pieces, self._policy, shardings, self._kept_in)
 
-        def place(name: str, weight: np.ndarray) -> jax.Array:
-            dtype = self._kept_in(name, weight)
-            return jax.make_array_from_callback(
-                weight.shape, shardings[name], lambda index: weight[index].astype(dtype, copy=False)
-            )
-
-        return {name: place(name, np.asarray(weight)) for name, weight in params.items()}
-
-    def _kept_in(self, name: str, weight: AnyArray) -> np.dtype:
-        return weight.dtype if name in self._trained else self._frozen_dtype
+    def _kept_in(self, name: str) -> np.dtype:
+        return self._master_dtype if name in self._trained else self._frozen_dtype
 
     def on_host(self, state: TrainState) -> Params:
         """The parameters, whole, where this process can read them."""
