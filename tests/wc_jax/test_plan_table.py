@@ -1,10 +1,15 @@
 """The table of plans: a row says what fits, and the page has as many columns in each line."""
 
 import json
+from pathlib import Path
 
+from configs import load
+from wc_jax.config import Config
 from wc_jax.planning.plan_report import as_data
 from wc_jax.planning.table import WANTED, Wanted, as_page, main, row_of
 from wc_jax.planning.topology import parse_topology
+
+ROOT = Path(__file__).parents[2]
 
 EXCHANGES = [
     {"kind": "all-gather", "group": 16, "near": 8, "count": 4, "bytes": 30_000_000_000},
@@ -50,9 +55,11 @@ def test_a_page_is_a_table():
 
 def test_every_row_wanted_takes_exactly_its_topologys_devices():
     for wanted in WANTED:
-        sizes = dict(assignment.split("=") for assignment in wanted.assignments)
-        devices = int(sizes["mesh.fsdp"]) * int(sizes["mesh.sequence"])
-        assert devices == parse_topology(wanted.topology).num_devices, wanted
+        topology = parse_topology(wanted.topology)
+        config = load(ROOT / wanted.arguments[0], wanted.arguments[1:-2], Config)
+        assert config.mesh.num_devices == topology.num_devices, wanted
+        assert (ROOT / config.model.folder / "config.json").is_file(), wanted
+    assert len({wanted.file for wanted in WANTED}) == len(WANTED)
 
 
 def test_the_plans_own_data_is_what_a_row_needs():

@@ -2,8 +2,8 @@
 
     python -m wc_jax.planning.table docs/plans.md
 
-Each plan is a process of its own, in the environment that holds its compiler (`make plans` makes both). Rows that were
-planned before are planned again.
+Each plan is a process of its own, in the environment that holds its compiler (`make plans` makes both), and is kept in
+build/plans: what was stopped goes on. Remove that folder to plan anew.
 """
 
 import json
@@ -19,21 +19,43 @@ from wc_jax.atomic import write_text
 _ENVIRONMENTS = {"v": ".venv-plan-tpu", "h": ".venv-plan-gpu"}
 
 
+_KEPT = Path("build/plans")
+
+# Folders with the recipes' config.json; the weights that a recipe names are not needed, and not there.
+_SHAPES = {
+    "webcoder_27b": "configs/shapes/qwen3_8_27b",
+    "webgrader_8b": "configs/shapes/qwen3_8b",
+    "webgen_r1_7b": "configs/shapes/qwen2_5_coder_7b",
+}
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """One row: what is typed after `python -m wc_jax.plan`."""
+    """One row: what is typed after `python -m wc_jax.plan`, but for the model folder."""
 
     config: str
     topology: str
     assignments: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """All that is typed."""
+        shape = f"model.folder={_SHAPES[self.config]}"
+        return [f"configs/{self.config}.yaml", shape, *self.assignments, "--topology", self.topology]
+
+    @property
+    def file(self) -> Path:
+        """Where the plan is kept."""
+        return _KEPT / "_".join([self.config, self.topology.replace(":", "-"), *self.assignments]).replace("/", "-")
 
 
 def _mesh(fsdp: int, sequence: int, micro_rows: int | None = None) -> tuple[str, ...]:
     return (f"mesh.fsdp={fsdp}", f"mesh.sequence={sequence}", f"batch.micro_rows={micro_rows or fsdp}")
 
 
-# Of WebCoder also the next smaller slices, which it does not fit.
+# Each recipe as it stands, then other pods. Of WebCoder also the next smaller slices, which it does not fit.
 WANTED = (
+    Wanted("webcoder_27b", "v5p:2x2x4"),
     Wanted("webcoder_27b", "v5p:2x2x4", _mesh(2, 8)),
     Wanted("webcoder_27b", "v5p:2x2x2", _mesh(1, 8)),
     Wanted("webcoder_27b", "v6e:8x8", _mesh(4, 16)),
@@ -41,13 +63,12 @@ WANTED = (
     Wanted("webcoder_27b", "h200:4x1", _mesh(1, 4)),
     Wanted("webcoder_27b", "h100:8x2", _mesh(2, 8)),
     Wanted("webcoder_27b", "h100:8x1", _mesh(1, 8)),
+    Wanted("webgrader_8b", "h100:8x1"),
     Wanted("webgrader_8b", "v5p:2x2x1", _mesh(1, 4)),
     Wanted("webgrader_8b", "v6e:4x4", _mesh(4, 4)),
-    Wanted("webgrader_8b", "v5e:4x8", _mesh(8, 4)),
-    Wanted("webgrader_8b", "h100:8x1", _mesh(2, 4)),
+    Wanted("webgen_r1_7b", "h100:8x1"),
     Wanted("webgen_r1_7b", "v5p:2x2x1", _mesh(1, 4)),
     Wanted("webgen_r1_7b", "v6e:4x4", _mesh(4, 4)),
-    Wanted("webgen_r1_7b", "h100:8x1", _mesh(2, 4)),
 )
 
 HEADER = """# Plans
@@ -73,12 +94,15 @@ the busiest device.
 
 def plan_of(wanted: Wanted) -> dict[str, Any]:
     """Runs one plan. Raises RuntimeError with the planner's words where it fails."""
+    if wanted.file.is_file():
+        return dict(json.loads(wanted.file.read_text(encoding="utf-8")))
     python = str(Path(_ENVIRONMENTS[wanted.topology[0]]) / "bin" / "python")
-    line = [python, "-m", "wc_jax.plan", f"configs/{wanted.config}.yaml", *wanted.assignments]
-    line += ["--topology", wanted.topology, "--json"]
+    line = [python, "-m", "wc_jax.plan", *wanted.arguments, "--json"]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{' '.join(line)}: {done.stderr[-2000:]}")
+    wanted.file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(wanted.file, done.stdout)
     return dict(json.loads(done.stdout))
 
 
@@ -107,7 +131,7 @@ def row_of(wanted: Wanted, plan: Mapping[str, Any]) -> str:
     cells = [
         f"{wanted.config}, {plan['num_params'] / 1e9:.1f} B",
         f"{wanted.topology} ({plan['devices']} x {plan['chip']})",
-        " ".join(f"`{assignment}`" for assignment in wanted.assignments),
+        " ".join(f"`{assignment}`" for assignment in wanted.assignments) or "the recipe's",
         f"{plan['row_tokens']:,}",
         memory,
         f"{plan['step_seconds'] / micros:.2g} s" if plan["fits"] else "",
