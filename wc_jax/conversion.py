@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wc_jax.policy import Params, PolicyConfig, check_params, hf_tensors, weight_table
-from wc_jax.policy.lora import A, B, merged
+from wc_jax.policy.lora import A, B, is_adapter, merged
 from wc_jax.policy.names import HfTensor
 from wc_jax.safetensors_files import DTYPES, Spec, WeightsError, listed
 
@@ -44,6 +44,11 @@ def part_shapes(tensor: HfTensor, config: PolicyConfig) -> list[tuple[int, ...]]
     """Of our weights in the tensor, without the axis of layers."""
     table = weight_table(config)
     return [table[part].shape[0 if tensor.layer is None else 1 :] for part in tensor.parts]
+
+
+def shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
+    """Of the weights that a folder of this policy holds; adapters are not among them."""
+    return {name: weight.shape for name, weight in weight_table(config).items() if not is_adapter(name)}
 
 
 def to_hf(
@@ -97,7 +102,7 @@ def from_hf(
     Raises `WeightsError` when keys are missing or unknown, or a tensor has another shape.
     """
     check_keys(present, config, read)
-    return gathered(pieces(read, [t.key for t in hf_tensors(config)], config), config, dtype=dtype)
+    return gathered(pieces(read, [t.key for t in hf_tensors(config)], config), shapes(config), dtype=dtype)
 
 
 def check_keys(present: Collection[str], config: PolicyConfig, read: Callable[[str], np.ndarray]) -> None:
@@ -125,21 +130,19 @@ def pieces(read: Callable[[str], np.ndarray], keys: Sequence[str], config: Polic
     tensors = {tensor.key: tensor for tensor in hf_tensors(config)}
     for key in keys:
         tensor, value = tensors[key], read(key)
-        shapes = part_shapes(tensor, config)
-        if value.shape != (wanted := tensor.shape(shapes)):
+        within = part_shapes(tensor, config)
+        if value.shape != (wanted := tensor.shape(within)):
             raise WeightsError(f"{key} must be {wanted}, got {value.shape}")
-        for part, ours in zip(tensor.parts, tensor.split(value, tensor.sizes(shapes)), strict=True):
+        for part, ours in zip(tensor.parts, tensor.split(value, tensor.sizes(within)), strict=True):
             yield part, tensor.layer, ours
 
 
-def gathered(found: Iterator[Piece], config: PolicyConfig, *, dtype: str) -> Params:
-    """Whole weights on the host. The pieces must be those of every tensor."""
-    table, host = weight_table(config), dict[str, np.ndarray]()
+def gathered(found: Iterator[Piece], sizes: Mapping[str, tuple[int, ...]], *, dtype: str) -> Params:
+    """Whole weights on the host. The pieces must be those of every weight that has a size."""
+    host = {name: _aligned(shape, jnp.dtype(dtype)) for name, shape in sizes.items()}
     for name, layer, values in found:
-        if name not in host:
-            host[name] = _aligned(table[name].shape, jnp.dtype(dtype))
         host[name][... if layer is None else layer] = values
-    return {name: jnp.asarray(host[name]) for name in table if name in host}
+    return {name: jnp.asarray(value) for name, value in host.items()}
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -82,13 +82,13 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
     Raises `WeightsError` when files are missing or damaged, or disagree with the index.
     """
     if not (folder / INDEX_FILE).exists():
-        return _header(folder / SINGLE_FILE)
+        return read_header(folder / SINGLE_FILE)
     where = _weight_map(folder)
     if (folder / SINGLE_FILE).exists() and SINGLE_FILE not in where.values():
         raise WeightsError(f"{folder} holds {SINGLE_FILE} and an {INDEX_FILE} of other files: remove what is stale")
     found: dict[str, StoredTensor] = {}
     for name in sorted(set(where.values())):
-        for key, tensor in _header(folder / name).items():
+        for key, tensor in read_header(folder / name).items():
             if key in found:
                 raise WeightsError(f"{key} is stored twice, in {found[key].path.name} and {name}")
             found[key] = tensor
@@ -116,7 +116,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return dict(where)
 
 
-def _header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """What one file holds. Raises `WeightsError` unless the bytes of its tensors fill it exactly."""
     if not path.is_file():
         raise WeightsError(f"{path} is missing")

@@ -7,6 +7,7 @@
 Beyond the weights that the caller holds, reading and writing need memory for a few tensors, not for a file.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,7 +22,6 @@ import jax
 import numpy as np
 
 from wc_jax.conversion import (
-    HEAD,
     Dtypes,
     Piece,
     check_keys,
@@ -30,6 +30,7 @@ from wc_jax.conversion import (
     hf_specs,
     part_shapes,
     pieces,
+    shapes,
     to_hf,
 )
 from wc_jax.policy import Params, PolicyConfig, from_hf_config, hf_tensors, to_hf_config
@@ -57,6 +58,7 @@ __all__ = [
     "load_policy",
     "open_policy",
     "save_policy",
+    "staged",
     "to_hf",
 ]
 
@@ -85,7 +87,7 @@ class StoredPolicy:
 
     def load(self, dtype: str = "float32") -> Params:
         """All weights on the host."""
-        return gathered(self.pieces(), self.config, dtype=dtype)
+        return gathered(self.pieces(), shapes(self.config), dtype=dtype)
 
 
 def open_policy(folder: Path | str) -> StoredPolicy:
@@ -95,7 +97,10 @@ def open_policy(folder: Path | str) -> StoredPolicy:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise WeightsError(f"no config.json in {folder}: give the path of a Hugging Face model folder")
-    raw = json.loads((folder / "config.json").read_text())
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise WeightsError(f"{folder / 'config.json'} is not JSON: {error}") from error
     if raw.get("quantization_config"):
         raise WeightsError(f"{folder} holds quantized weights (quantization_config); give a folder that does not")
     config, found = from_hf_config(raw), find_tensors(folder)
@@ -112,9 +117,8 @@ def open_policy(folder: Path | str) -> StoredPolicy:
     ]
     if problems:
         raise WeightsError(listed(problems))
-    found.pop(HEAD, None) if HEAD not in wanted else None
-    in_order = sorted(found.items(), key=lambda item: (item[1].path, item[1].start))
-    return StoredPolicy(config=config, raw=raw, tensors=dict(in_order))
+    in_order = sorted(wanted, key=lambda key: (found[key].path, found[key].start))
+    return StoredPolicy(config=config, raw=raw, tensors={key: found[key] for key in in_order})
 
 
 def load_policy(folder: Path | str, *, dtype: str = "float32") -> tuple[PolicyConfig, Params]:
@@ -144,11 +148,7 @@ def save_policy(
     `also`: files to copy in, see `companions`. `source`: the config.json that the weights came with; its settings
     that mean nothing to us are kept. Weights that fit `shard_bytes` are one file. An existing folder is replaced.
     """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        staging.chmod(0o755)
+    with staged(Path(folder)) as staging:
         shards = into_shards(hf_specs(config, dtype=dtype), shard_bytes)
         tensors = to_hf(params, config, dtype=dtype, keys=[key for _, held in shards for key in held])
         for name, held in shards:
@@ -158,20 +158,26 @@ def save_policy(
         (staging / "config.json").write_text(json.dumps(_config_file(config, dtype, source), indent=2) + "\n")
         for path in also:
             shutil.copyfile(path, staging / path.name)
-        _swap(staging, folder)
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, which takes its place in one rename once the block is done, and never before."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        staging.chmod(0o755)
+        yield staging
+        replaced = None
+        if folder.exists():
+            replaced = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+            os.rename(folder, replaced)
+        os.rename(staging, folder)
+        if replaced is not None:
+            shutil.rmtree(replaced)
     finally:
         if staging.exists():
             shutil.rmtree(staging)
-
-
-def _swap(staging: Path, folder: Path) -> None:
-    replaced = None
-    if folder.exists():
-        replaced = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-        os.rename(folder, replaced)
-    os.rename(staging, folder)
-    if replaced is not None:
-        shutil.rmtree(replaced)
 
 
 def _config_file(config: PolicyConfig, dtype: Dtypes, source: Mapping[str, Any] | None) -> dict[str, Any]:
