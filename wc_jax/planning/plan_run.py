@@ -34,7 +34,8 @@ def read_shape(config: Config) -> PolicyConfig:
         weight_table(policy)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.folder={config.model.folder}: {error}; a plan needs the folder's config.json and no weights"
+            f"model.folder={config.model.folder}: {error}; a plan needs the folder's config.json and no weights: write"
+            " model.folder=configs/shapes/NAME for a shape that ships with the project"
         ) from error
     return policy
 
