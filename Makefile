@@ -23,6 +23,7 @@ lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/lint-imports
+	.venv/bin/shellcheck -x setup.sh .ci/run gpu/*.sh gpu/job.sbatch tpu/*.sh
 
 types: setup
 	.venv/bin/mypy
