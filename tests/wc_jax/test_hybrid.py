@@ -11,7 +11,7 @@ from tests.wc_jax.policies import loud_params, sample, small_hybrid
 from tests.wc_jax.test_prefix_sharing import GROUP
 from wc_jax.batch import pack
 from wc_jax.forward import batch_logprobs
-from wc_jax.policy import Compute, hidden_states
+from wc_jax.policy import Compute, hidden_states, init_params
 from wc_jax.policy.delta_layer import by_groups_of_heads
 from wc_jax.policy.delta_rule import gated_delta_rule
 
@@ -101,3 +101,28 @@ def test_heads_that_take_turns_give_the_same():
     whole = gradients(10**9)
     for limit in (3 * batch.tokens.size, 1):  # three heads at a time, one at a time
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), gradients(limit), whole)
+
+
+@pytest.mark.parametrize(
+    ("compute", "tolerance"),
+    [
+        (Compute(delta_chunk=CHUNK, remat="layer", unroll=True), 1e-5),
+        (Compute(delta_chunk=CHUNK, dtype="bfloat16"), 0.1),
+    ],
+    ids=["recomputed", "bfloat16"],
+)
+def test_how_it_is_computed_changes_no_more_than_rounding(compute, tolerance):
+    quiet = init_params(CONFIG, jax.random.key(0))
+    batch, _ = pack(GROUP[:3], row_tokens=64, align=CHUNK)
+
+    @partial(jax.jit, static_argnums=1)
+    def gradients(params, compute):
+        def loss(params):
+            return batch_logprobs(params, CONFIG, batch, compute=compute, temperature=1.0, chunk=32)[0].sum()
+
+        return jax.grad(loss)(params)
+
+    expected = gradients(quiet, COMPUTE)
+    for name, found in gradients(quiet, compute).items():
+        error = np.linalg.norm(found - expected[name])
+        assert error <= tolerance * np.linalg.norm(expected[name]), name
