@@ -84,7 +84,9 @@ FUSED = """HloModule jit_f
   %x = f32[64,32]{1,0:T(8,128)} get-tuple-element(%state.1), index=1
   %part = f32[16,32]{1,0:T(8,128)} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.3
   %whole = f32[64,32]{1,0:T(8,128)} all-gather(%part), replica_groups=mesh['p'=4,'q'=2] {'p'}, dimensions={0}
-  ROOT %next = (s32[]{:T(128)}, f32[64,32]{1,0:T(8,128)}) tuple(%i.1, %whole)
+  %step = s32[]{:T(128)} constant(STEP)
+  %i.2 = s32[]{:T(128)} add(%i.1, %step)
+  ROOT %next = (s32[]{:T(128)}, f32[64,32]{1,0:T(8,128)}) tuple(%i.2, %whole)
 }
 
 ENTRY %main (x.1: f32[64,32]) -> f32[64,32] {
@@ -97,12 +99,14 @@ ENTRY %main (x.1: f32[64,32]) -> f32[64,32] {
 """
 
 
-def test_tpus_fused_sum_and_cut_is_a_reduce_scatter():
-    found = collectives(read_module(FUSED), node_size=8)
-    # From 2 to 9: seven times. [64, 32] float32 are 8,192 bytes, of which each device sends three quarters.
+# From 2 to 9: seven times, or 2, 4, 6, 8: four times.
+@pytest.mark.parametrize(("step", "trips"), [(1, 7), (2, 4)])
+def test_tpus_fused_sum_and_cut_is_a_reduce_scatter(step, trips):
+    found = collectives(read_module(FUSED.replace("STEP", str(step))), node_size=8)
+    # [64, 32] float32 are 8,192 bytes, of which each device sends three quarters.
     assert found == {
-        Collective(kind="reduce-scatter", group=4, near=4): Traffic(count=7, num_bytes=7 * 6144),
-        Collective(kind="all-gather", group=4, near=4): Traffic(count=7, num_bytes=7 * 3 * 2048),
+        Collective(kind="reduce-scatter", group=4, near=4): Traffic(count=trips, num_bytes=trips * 6144),
+        Collective(kind="all-gather", group=4, near=4): Traffic(count=trips, num_bytes=trips * 3 * 2048),
     }
 
 

@@ -144,25 +144,36 @@ def _read(name: str, text: str, is_root: bool) -> Instruction:
 def trip_count(module: Module, loop: Instruction, within: Computation) -> int | None:
     """How often a `while` in the computation `within` runs; None where only the data decide.
 
-    The compiler says so, or the condition compares a counter, which starts at a constant, with a constant.
+    The compiler says so, or the condition compares a counter, which starts at a constant and grows by a constant, with
+    a constant.
     """
     said = _TRIPS.search(loop.rest)
     if said:
         return int(said.group(1))
-    condition = module.computations[loop.attribute("condition") or ""]
-    compared = _compared(module, condition)
+    compared = _compared(module, module.computations[loop.attribute("condition") or ""])
     if compared is None:
         return None
     counter, limit = compared
-    last = _constant(limit)
-    if last is None or counter.opcode != "get-tuple-element":
+    last, index = _constant(limit), re.search(r"index=(\d+)", counter.rest)
+    if last is None or index is None or counter.opcode != "get-tuple-element":
         return None
-    index = re.search(r"index=(\d+)", counter.rest)
-    start = within[loop.operands[0]]
-    if index is None or start.opcode != "tuple":
-        return last
-    first = _constant(within[start.operands[int(index.group(1))]])
-    return last - (first or 0)
+    position = int(index.group(1))
+    start, body = within[loop.operands[0]], module.computations[loop.attribute("body") or ""]
+    first = _constant(within[start.operands[position]]) if start.opcode == "tuple" else 0
+    return -((first or 0) - last) // _step(module, body, position)
+
+
+def _step(module: Module, body: Computation, position: int) -> int:
+    """What each turn adds to the counter: a loop that is unrolled by two adds 2."""
+    root = _root(body)
+    if root.opcode != "tuple":
+        return 1
+    total, instruction = 0, body[root.operands[position]]
+    while instruction.opcode in ("add", "copy"):
+        operands = [body[name] for name in instruction.operands]
+        total += sum(_constant(operand) or 0 for operand in operands)
+        instruction = next((operand for operand in operands if operand.opcode != "constant"), operands[0])
+    return max(total, 1)
 
 
 def _compared(module: Module, condition: Computation) -> tuple[Instruction, Instruction] | None:
