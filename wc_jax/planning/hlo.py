@@ -160,10 +160,10 @@ def trip_count(module: Module, loop: Instruction, within: Computation) -> int | 
     position = int(index.group(1))
     start, body = within[loop.operands[0]], module.computations[loop.attribute("body") or ""]
     first = _constant(within[start.operands[position]]) if start.opcode == "tuple" else 0
-    return -((first or 0) - last) // _step(module, body, position)
+    return -(((first or 0) - last) // _step(body, position))
 
 
-def _step(module: Module, body: Computation, position: int) -> int:
+def _step(body: Computation, position: int) -> int:
     """What each turn adds to the counter: a loop that is unrolled by two adds 2."""
     root = _root(body)
     if root.opcode != "tuple":
