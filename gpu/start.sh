@@ -18,12 +18,23 @@ fail() {
 
 # The first host of a SLURM list, such as node[07-09,12],other3 (node07).
 first_host() {
-    local first=${1%%[,[]*} inside
-    if [ "${1:${#first}:1}" = "[" ]; then
-        inside=${1#*\[}
+    local rest=$1 first='' plain inside
+    while [ -n "$rest" ]; do
+        plain=${rest%%[,[]*}
+        first+=$plain
+        rest=${rest#"$plain"}
+        [ "${rest:0:1}" = "[" ] || break
+        inside=${rest#\[}
         first+=${inside%%[],-]*}
-    fi
+        rest=${rest#*]}
+    done
     printf '%s' "$first"
+}
+
+# told NAME: its value, from who started us.
+told() {
+    [ -n "${!1:-}" ] || fail "$1 is not set; start this with gpu/launch.sh, or without any of SLURM's and JobSet's variables"
+    printf '%s' "${!1}"
 }
 
 [ "$#" -ge 1 ] || fail "no config; write gpu/start.sh CONFIG [key=value ...]"
@@ -34,14 +45,15 @@ port=${WEBCODER_PORT:-8476}
 
 if [ -n "${SLURM_PROCID:-}" ]; then
     index=$SLURM_PROCID
-    count=${SLURM_NTASKS:?"SLURM_PROCID without SLURM_NTASKS; start this with srun"}
+    count=$(told SLURM_NTASKS)
     [ "${SLURM_LOCALID:-0}" = 0 ] ||
         fail "task $index is not alone on its node: one process has all GPUs of a host; write --ntasks-per-node=1"
-    leader=$(first_host "${SLURM_STEP_NODELIST:?"SLURM_PROCID without SLURM_STEP_NODELIST; start this with srun"}")
+    nodes=$(told SLURM_STEP_NODELIST)
+    leader=$(first_host "$nodes")
 elif [ -n "${JOB_COMPLETION_INDEX:-}" ]; then
     index=$JOB_COMPLETION_INDEX
-    count=${WEBCODER_HOSTS:?"JOB_COMPLETION_INDEX without WEBCODER_HOSTS; the manifest must set it"}
-    leader=${WEBCODER_LEADER:?"JOB_COMPLETION_INDEX without WEBCODER_LEADER; the manifest must set it"}
+    count=$(told WEBCODER_HOSTS)
+    leader=$(told WEBCODER_LEADER)
 else
     index=0 count=1 leader=
 fi

@@ -143,6 +143,8 @@ def _connect(config: DistributedConfig) -> None:
     give_up.daemon = True
     give_up.start()
     jax_timeout_s = math.ceil(2 * config.failure_timeout_s) + 10
+    # JAX's preemption service would take SIGTERM for itself, and the process would run on until it is killed.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             **address,
