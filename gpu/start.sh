@@ -39,7 +39,7 @@ told() {
 
 [ "$#" -ge 1 ] || fail "no config; write gpu/start.sh CONFIG [key=value ...]"
 python=${WEBCODER_PYTHON:-.venv-plan-gpu/bin/python}
-command -v "$python" >/dev/null || fail "there is no $python; run make setup .venv-plan-gpu/.done, or name one: WEBCODER_PYTHON=PATH"
+command -v "$python" >/dev/null || fail "there is no $python; run make setup && make .venv-plan-gpu/.done, or name one: WEBCODER_PYTHON=PATH"
 port=${WEBCODER_PORT:-8476}
 [[ "$port" =~ ^[0-9]+$ ]] || fail "WEBCODER_PORT=$port is no port; leave it out, or write WEBCODER_PORT=8476"
 
