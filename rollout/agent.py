@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from rollout.calls import CallError, ToolCall, parse_calls
 from rollout.context import ContextConfig, fold_if_needed, truncate
 from rollout.engine import Engine, Request
+from rollout.pictures import PictureRule, fit
 from rollout.render import ChatFormat
 from rollout.tree import TreeBuilder
-from rollout.types import Message, Stop, Tree, Turn
+from rollout.types import Message, Picture, Stop, Tree, Turn
 from rollout.world.protocol import ToolResult, World
 from verifier.ledger import Ledger
 from verifier.types import Task
 
 NO_CALL = "error: no tool call; write a line such as @webshot or @finish"
+IMAGE_IDS_SAMPLED = "error: your answer has marks of images in it and was not run; write text only"
+UNSEEN = "[a picture that you cannot see]"
+"""Stands in a result for each image that a policy without eyes is not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,12 @@ class Episode:
 
 @dataclass(kw_only=True)
 class Agent:
-    """One attempt at one task in one world. `run` once, then throw it away."""
+    """One attempt at one task in one world. `run` once, then throw it away.
+
+    Only a tool's result shows an image. An answer may hold ids that stand for one all the same, because what the
+    engine may sample is not narrowed: that would change the log-probabilities that it reports. Such an answer is
+    trained as it is, its ids are text to engine and trainer alike, and instead of its calls being run it is told so.
+    """
 
     engine: Engine
     world: World
@@ -56,6 +65,8 @@ class Agent:
     config: AgentConfig
     context: ContextConfig
     system_prompt: str
+    pictures: PictureRule | None = None
+    """How the policy sees images; None: it reads text only."""
     clock: Callable[[], float] = time.monotonic
 
     def run(self, task: Task, *, rollout_id: str, seed: int) -> Episode:
@@ -71,7 +82,7 @@ class Agent:
             asked = self.clock()
             answer, turn = self._ask(tree, rollout_id, seed, len(turns))
             answered = self.clock()
-            results = self._execute(answer)
+            results = self._execute(answer, tree.branch()[-1].token_ids)
             turns.append(_with_seconds(turn, answered - asked, self.clock() - answered))
             for result in results:
                 num_errors += result.is_error
@@ -119,6 +130,7 @@ class Agent:
                 stop_token_ids=(self.chat.end_id,),
                 rollout_id=rollout_id,
                 turn=turn,
+                pictures=tree.pictures(),
             )
         )
         text = self.chat.decode(completion.token_ids)
@@ -132,8 +144,10 @@ class Agent:
         )
         return text, accounts
 
-    def _execute(self, answer: str) -> list[ToolResult]:
+    def _execute(self, answer: str, token_ids: tuple[int, ...]) -> list[ToolResult]:
         """Runs the calls in order; nothing after a `finish` runs."""
+        if not self.chat.picture_ids.isdisjoint(token_ids):
+            return [ToolResult(text=IMAGE_IDS_SAMPLED, is_error=True)]
         results: list[ToolResult] = []
         for call in parse_calls(answer):
             results.append(self._execute_one(call))
@@ -150,9 +164,24 @@ class Agent:
         last = tree.branch()[-1]
         leading = self.chat.closing_ids(ended=last.token_ids[-1] == self.chat.end_id)
         for result in results:
-            text = truncate(result.text, self.context.max_result_chars)
-            tree.add_message("tool", text, leading + self.chat.message_ids(Message(role="tool", content=text)))
+            message = self._message(result)
+            ids = leading + self.chat.message_ids(message)
+            tree.add_message("tool", message.content, ids, self.chat.shown(message, after=len(leading)))
             leading = ()
+
+    def _message(self, result: ToolResult) -> Message:
+        """What the policy is shown of a result: never an image less without a word."""
+        text = truncate(result.text, self.context.max_result_chars)
+        pictures: list[Picture] = []
+        for image in result.images:
+            if self.pictures is None:
+                text += f"\n{UNSEEN}"
+                continue
+            try:
+                pictures.append(fit(image, self.pictures))
+            except ValueError as error:
+                text += f"\n[a picture is missing: {error}]"
+        return Message(role="tool", content=text, pictures=tuple(pictures))
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rollout.agent import Agent, AgentConfig
 from rollout.context import ContextConfig
 from rollout.engine import Engine
+from rollout.pictures import PictureRule
 from rollout.render import ChatFormat
 from rollout.types import Rollout, Stop
 from rollout.world.protocol import World
@@ -26,6 +27,8 @@ class Attempts:
     agent: AgentConfig
     context: ContextConfig
     system_prompt: str
+    pictures: PictureRule | None = None
+    """How the policy sees images; None for one that reads text only."""
 
     def __call__(self, task: Task, rollout_id: str, seed: int) -> Rollout:
         """Raises `EngineError`, `SandboxError` or `InfrastructureError`: no rollout, and no reward of 0."""
@@ -38,6 +41,7 @@ class Attempts:
                 config=self.agent,
                 context=self.context,
                 system_prompt=self.system_prompt,
+                pictures=self.pictures,
             )
             episode = agent.run(task, rollout_id=rollout_id, seed=seed)
             files = world.snapshot()

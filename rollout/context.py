@@ -1,7 +1,7 @@
 """Keeping a conversation inside the window: truncate each tool result, then fold old ones.
 
-Project files are untouched by both. Folding rewrites the context, so it opens a new branch of the tree;
-truncation happens before a result enters the tree and is no rewrite.
+Project files are untouched by both. A folded result has lost its pictures too. Folding rewrites the context, so it
+opens a new branch of the tree; truncation happens before a result enters the tree and is no rewrite.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class ContextConfig:
     max_result_chars: int = 4000
     """A longer tool result keeps its head and its tail."""
     fold_tokens: int = 32_000
-    """Old tool results are folded when the prompt is longer than this."""
+    """Old tool results are folded when the prompt, image tokens included, is longer than this."""
     keep_results: int = 1
     """So many of the newest tool results are never folded."""
 
@@ -84,7 +84,7 @@ def fold_if_needed(tree: TreeBuilder, chat: ChatFormat, config: ContextConfig) -
 
 
 def _is_worth_folding(node: Node) -> bool:
-    return len(fold(node.text)) < len(node.text)
+    return bool(node.pictures) or len(fold(node.text)) < len(node.text)
 
 
 def _num_leading(branch: list[Node], i: int, chat: ChatFormat) -> int:

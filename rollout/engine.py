@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollout.types import Completion
+from rollout.types import Completion, Shown
 
 
 class EngineError(RuntimeError):
@@ -26,6 +26,8 @@ class Request:
     """Nucleus truncation; 1 is off. Training refuses it unless the config accepts the bias."""
     top_k: int = 0
     """Sample among so many tokens only; 0 is off. As `top_p`."""
+    pictures: tuple[Shown, ...] = ()
+    """Where in `token_ids` images stand, from left to right."""
 
 
 class Engine(Protocol):

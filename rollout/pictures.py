@@ -1,21 +1,23 @@
 """Any image -> a `Picture`: the size that the vision tower's patches fill, within a budget of pixels.
 
 Resizing happens once, here. The engine and the trainer are both given the result, whose size the rule leaves as it
-is, so that both see the same pixels whatever resampling they would have used.
+is, so that both see the same pixels whatever resampling they would have used; `picture_patches` cuts it for both.
 """
 
 import io
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from rollout.types import Picture
 
 PROCESSOR_FILE = "preprocessor_config.json"
+CHANNELS = 3
 _LONGEST_RATIO = 200
 
 
@@ -45,6 +47,19 @@ class PictureRule:
     def side(self) -> int:
         """Pixels a side of one token's square."""
         return self.patch_size * self.merge_size
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that an image has."""
+        return self.max_pixels // self.side**2
+
+    def within(self, pixels: int) -> "PictureRule":
+        """The same with at most so many pixels. Raises ValueError when that is less than one token's.
+
+        >>> PictureRule().within(40_000).max_tokens
+        39
+        """
+        return replace(self, min_pixels=min(self.min_pixels, pixels), max_pixels=min(self.max_pixels, pixels))
 
     @classmethod
     def load(cls, model_dir: str | Path) -> "PictureRule":
@@ -123,6 +138,23 @@ def fit(image: bytes, rule: PictureRule) -> Picture:
     pixels.save(written, "png", compress_level=1)
     grid = height // rule.patch_size, width // rule.patch_size
     return Picture(png=written.getvalue(), grid=grid, merge_size=rule.merge_size)
+
+
+def picture_patches(picture: Picture) -> np.ndarray:
+    """uint8 [P, C*p*p]: the pixels of each patch, channel first; patches that become one token stand together.
+
+    Raises ValueError when the PNG has other sides than its grid says.
+    """
+    with Image.open(io.BytesIO(picture.png)) as opened:
+        pixels = np.asarray(opened.convert("RGB"))
+    (rows, columns), merge = picture.grid, picture.merge_size
+    size = pixels.shape[0] // rows
+    if pixels.shape[:2] != (rows * size, columns * size):
+        raise ValueError(
+            f"a picture of {rows}x{columns} patches cannot have {pixels.shape[0]}x{pixels.shape[1]} pixels"
+        )
+    blocks = pixels.reshape(rows // merge, merge, size, columns // merge, merge, size, CHANNELS)
+    return np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(picture.num_patches, -1)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -33,6 +33,12 @@ class ChatFormat:
         """Ends every message; the policy samples it to end its answer."""
         self.answer_header: tuple[int, ...] = self._encode(f"{START}assistant\n")
         self._newline = self._encode("\n")
+        self.picture_ids = frozenset(
+            token_id for token in (*VISION, VIDEO) if (token_id := tokenizer.token_to_id(token)) is not None
+        )
+        """Ids that stand for pictures and nothing else; empty where the tokenizer has none."""
+        self.image_id = None if None in self._vision else self._vision[1]
+        """Stands once for each token of a picture; None: this tokenizer's policy reads text only."""
 
     @classmethod
     def load(cls, model_dir: str | Path) -> "ChatFormat":

@@ -39,6 +39,15 @@ class TreeBuilder:
         """The ids of the open branch: what the engine is sent next, before the answer's header."""
         return tuple(token for node in self.branch() for token in node.token_ids)
 
+    def pictures(self) -> tuple[Shown, ...]:
+        """Where in `prompt()` images stand, from left to right."""
+        found: list[Shown] = []
+        start = 0
+        for node in self.branch():
+            found += [shown.moved(start) for shown in node.pictures]
+            start += len(node.token_ids)
+        return tuple(found)
+
     def add_message(self, role: Role, text: str, token_ids: Sequence[int], pictures: Sequence[Shown] = ()) -> Node:
         """A message nobody sampled: all of it is template. `pictures`: where in `token_ids` images stand."""
         return self._add(

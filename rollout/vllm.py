@@ -16,6 +16,7 @@ import tenacity
 
 from rollout.engine import EngineError, Request
 from rollout.types import Completion, FinishReason
+from rollout.vllm_images import image_features
 
 UNPUBLISHED = -1
 """The version of weights that nobody published: the checkpoint that the server was started with."""
@@ -151,7 +152,7 @@ class VllmEngine:
         self._post("/finish_weight_update", {"weight_version": f"step-{version}"})
 
     def _generate_once(self, request: Request, done: tuple[int, ...]) -> Completion:
-        body = {
+        body: dict[str, object] = {
             "model": self._model_name,
             "token_ids": [*request.token_ids, *done],
             "sampling_params": {
@@ -168,6 +169,8 @@ class VllmEngine:
                 "detokenize": False,
             },
         }
+        if request.pictures:
+            body["features"] = image_features(request.pictures)
         where = f"{request.rollout_id} turn {request.turn}"
         answer = self._call("POST", "/inference/v1/generate", body)
         try:

@@ -26,12 +26,17 @@ def check_servable(model_dir: Path, max_model_len: int | None, dtype: str) -> in
     return max_model_len or longest
 
 
-def model_arguments(model_dir: Path) -> list[str]:
-    """Arguments of `vllm serve` that depend on the model."""
+def model_arguments(model_dir: Path, *, images: bool = False) -> list[str]:
+    """Arguments of `vllm serve` that depend on the model, and on whether requests will show it images."""
     # vLLM keeps the state of recurrent layers for a prefix only where prompts may be split.
     caching = "--no-enable-prefix-caching" if _is_recurrent(model_dir) else "--enable-prefix-caching"
-    # The client sends token ids and no images, so the vision tower need not run and nothing asks for a tokenizer.
-    return [caching, *(["--language-model-only"] if "text_config" in _config(model_dir) else [])]
+    if images:
+        # The client sends pixels in patches. vLLM wants its own processor all the same, which wants a tokenizer;
+        # it is spared the trial run on the largest image, because memory is given by the byte.
+        return [caching, "--limit-mm-per-prompt", '{"image": 999, "video": 0}', "--skip-mm-profiling"]
+    # Only token ids are sent: a vision tower need not run, and nothing asks for a tokenizer.
+    only_text = ["--language-model-only"] if "text_config" in _config(model_dir) else []
+    return [caching, "--skip-tokenizer-init", *only_text]
 
 
 def _config(model_dir: Path) -> dict[str, Any]:

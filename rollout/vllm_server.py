@@ -66,6 +66,7 @@ class VllmServer:
         max_num_seqs: int = 16,
         kv_cache_gib: float = 1.0,
         num_threads: int = 1,
+        images: bool = False,
         start_timeout_s: float = 300.0,
         log_path: Path | None = None,
     ) -> None:
@@ -73,8 +74,8 @@ class VllmServer:
 
         `port`: None for any free one. `max_model_len`: tokens of prompt and answer together; None for all that
         the model was made for. `kv_cache_gib`: memory for keys and values; it holds at least one
-        sequence of `max_model_len` tokens or the server refuses to start. `log_path`: appended to; None keeps
-        the log in the scratch folder, which goes with the server.
+        sequence of `max_model_len` tokens or the server refuses to start. `images`: requests will show some.
+        `log_path`: appended to; None keeps the log in the scratch folder, which goes with the server.
         """
         self._process: subprocess.Popen[bytes] | None = None
         model_dir = Path(model_dir)
@@ -94,6 +95,7 @@ class VllmServer:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             kv_cache_gib=kv_cache_gib,
+            images=images,
         )
         try:
             self._start(arguments, num_threads)
@@ -196,6 +198,7 @@ def _arguments(
     max_model_len: int,
     max_num_seqs: int,
     kv_cache_gib: float,
+    images: bool,
 ) -> list[str]:
     return [
         str(model_dir.resolve()),
@@ -205,12 +208,12 @@ def _arguments(
         # A step takes several whole prompts or a waiting one never fits; and never a part of one.
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(2 * max_model_len, 4096))),
         *("--enforce-eager", "--distributed-executor-backend", "uni"),
-        *("--enable-scale-out", "--enable-prompt-tokens-details", "--skip-tokenizer-init"),
+        *("--enable-scale-out", "--enable-prompt-tokens-details"),
         # Log-probabilities of the distribution that was sampled from, temperature included.
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--weight-transfer-config", '{"backend": "webcoder_file"}'),
         *("--disable-log-stats", "--disable-uvicorn-access-log"),
-        *model_arguments(model_dir),
+        *model_arguments(model_dir, images=images),
     ]
 
 

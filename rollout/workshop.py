@@ -31,13 +31,21 @@ class Workshop:
     browser: Browser
     templates: Mapping[str, Template]
     build_timeout_s: float = 60.0
+    screenshots: bool = False
+    """Worlds show pictures of pages, for a policy that can see them."""
     cache: ScoreCache = field(default_factory=ScoreCache)
 
     def make_world(self, task: Task) -> World:
         """An untouched project in a sandbox of its own. Raises `SandboxError`."""
         template = self.templates[task.template]
         sandbox = self.make_sandbox(template.files, node_modules=template.node_modules)
-        return SandboxWorld(sandbox, template, self.browser, build_timeout_s=self.build_timeout_s)
+        return SandboxWorld(
+            sandbox,
+            template,
+            self.browser,
+            build_timeout_s=self.build_timeout_s,
+            screenshots=self.screenshots,
+        )
 
     def score(self, task: Task, files: Mapping[str, bytes], time_exhausted: bool) -> Report:
         """The verifier's judgement of a final project. Raises `InfrastructureError`."""

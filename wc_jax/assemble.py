@@ -21,6 +21,7 @@ from rollout.engine import Engine, Request
 from rollout.pages.demos import make_script
 from rollout.pages.spec import PageSpec, Split
 from rollout.pages.tasks import page_specs, page_tasks
+from rollout.pictures import PictureRule
 from rollout.render import ChatFormat
 from rollout.sandbox.local import LocalSandboxes
 from rollout.sandbox.protocol import Limits
@@ -38,6 +39,7 @@ from wc_jax.config import Config, ScriptedConfig
 from wc_jax.placing import Source, whole
 from wc_jax.policy import Compute, PolicyConfig, init_adapters
 from wc_jax.publish import Canary, Publisher, canary_prompt, policy_score
+from wc_jax.seeing import picture_rule
 from wc_jax.weights import StoredPolicy, open_policy
 
 PAGES = "pages"
@@ -59,6 +61,8 @@ class Inputs:
     heldout_tasks: list[Task]
     templates: dict[str, Template]
     prompt: str
+    pictures: PictureRule | None = None
+    """How the policy sees images; None: it reads text only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,7 @@ def read_inputs(config: Config) -> Inputs:
             f"agent.window_tokens={config.agent.window_tokens} is more than the model's"
             f" {policy.max_positions} positions; write agent.window_tokens={policy.max_positions} or less"
         )
+    pictures = picture_rule(config, policy, chat)
     try:
         train_tasks = load_tasks(
             config.tasks.train, split="train", count=config.tasks.num_train, seed=config.tasks.seed
@@ -119,6 +124,7 @@ def read_inputs(config: Config) -> Inputs:
         heldout_tasks=heldout_tasks,
         templates=templates,
         prompt=prompt,
+        pictures=pictures,
     )
 
 
@@ -176,6 +182,7 @@ def _attempts(config: Config, inputs: Inputs, engine: Engine, sandboxes: LocalSa
         browser=browser,
         templates=inputs.templates,
         build_timeout_s=config.verifier.build_timeout_s,
+        screenshots=inputs.pictures is not None,
     )
     return Attempts(
         engine=engine,
@@ -185,6 +192,7 @@ def _attempts(config: Config, inputs: Inputs, engine: Engine, sandboxes: LocalSa
         agent=config.agent,
         context=config.context,
         system_prompt=inputs.prompt,
+        pictures=inputs.pictures,
     )
 
 
@@ -219,6 +227,7 @@ def _start_engine(config: Config, inputs: Inputs, log_path: Path) -> Iterator[tu
         max_num_seqs=config.rollout.concurrency,
         kv_cache_gib=settings.kv_cache_gib,
         num_threads=settings.num_threads,
+        images=inputs.pictures is not None,
         start_timeout_s=settings.start_timeout_s,
         log_path=log_path,
     ) as server:

@@ -104,6 +104,10 @@ class RolloutConfig:
     """Sample among so many tokens only; 0 is off."""
     accept_truncation_bias: bool = False
     """True: train on truncated samples although the trainer scores the untruncated distribution."""
+    max_image_pixels: int = 1_048_576
+    """A policy that sees is shown its screenshots, made smaller where they have more pixels than this; 0: it reads
+    text only. Qwen3.5 spends a token on each 32x32 pixels, so the default is at most 1,024 tokens an image; a page of
+    1440x5000 as it is would be 7,000."""
 
     def __post_init__(self) -> None:
         _require(
@@ -113,6 +117,10 @@ class RolloutConfig:
         )
         _positive(self, "concurrency")
         _require(self.max_retries >= 0, f"max_retries must be 0 or more, got {self.max_retries}")
+        _require(
+            self.max_image_pixels >= 0,
+            f"max_image_pixels must be 0 (no images) or more, got {self.max_image_pixels}",
+        )
         _require(0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], got {self.top_p}; 1 turns it off")
         _require(self.top_k >= 0, f"top_k must be 0 or more, got {self.top_k}; 0 turns it off")
         truncated = self.top_p < 1.0 or self.top_k > 0

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout.pictures import CHANNELS, picture_patches
 from rollout.types import Picture, Sample
-from wc_jax.images import CHANNELS, patch_places, picture_patches
+from wc_jax.images import patch_places
 from wc_jax.layout import Layout, Run
 from wc_jax.policy import VisionConfig
 from wc_jax.types import Images

@@ -1,31 +1,10 @@
-"""Pictures as numbers, in numpy: the bytes of each patch, its place in its image, and the positions of image tokens."""
+"""Pictures as numbers, in numpy: the place of each patch in its image, and the positions of image tokens."""
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
-from rollout.types import Picture, Sample
-
-CHANNELS = 3
-
-
-def picture_patches(picture: Picture) -> np.ndarray:
-    """uint8 [P, C*p*p]: the pixels of each patch, channel first; patches in the order of `patch_places`.
-
-    Raises ValueError when the PNG has other sides than its grid says.
-    """
-    with Image.open(io.BytesIO(picture.png)) as opened:
-        pixels = np.asarray(opened.convert("RGB"))
-    (rows, columns), merge = picture.grid, picture.merge_size
-    size = pixels.shape[0] // rows
-    if pixels.shape[:2] != (rows * size, columns * size):
-        raise ValueError(
-            f"a picture of {rows}x{columns} patches cannot have {pixels.shape[0]}x{pixels.shape[1]} pixels"
-        )
-    blocks = pixels.reshape(rows // merge, merge, size, columns // merge, merge, size, CHANNELS)
-    return np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(picture.num_patches, -1)
+from rollout.types import Sample
 
 
 def patch_places(grid: tuple[int, int], merge_size: int) -> np.ndarray:

@@ -15,6 +15,8 @@ class ToolResult:
     observed: str | None = None
     """Text of a page of the agent's own application, when the call fetched one; feeds the ledger."""
     finished: bool = False
+    images: tuple[bytes, ...] = ()
+    """Files (PNG or another format that Pillow reads) that belong before the text; at any size."""
 
 
 class World(Protocol):

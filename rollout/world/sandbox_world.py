@@ -39,12 +39,15 @@ class SandboxWorld:
         *,
         bash_timeout_s: float = DEFAULT_BASH_TIMEOUT_S,
         build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_S,
+        screenshots: bool = False,
     ) -> None:
+        """`screenshots`: a webshot's result carries a picture of the whole page too, for a policy that can see it."""
         self._sandbox = sandbox
         self._template = template
         self._browser = browser
         self._bash_timeout_s = bash_timeout_s
         self._build_timeout_s = build_timeout_s
+        self._screenshots = screenshots
         self._tools: dict[str, Callable[[Mapping[str, str]], ToolResult]] = {
             "list": self._list,
             "read": self._read,
@@ -114,9 +117,10 @@ class SandboxWorld:
 
     def _webshot(self, _: Mapping[str, str]) -> ToolResult:
         built = build_in(self._sandbox, self._template, timeout_s=self._build_timeout_s)
-        page = self._browser.render(built.dist, screenshot=False) if built.ok else None
+        page = self._browser.render(built.dist, screenshot=self._screenshots) if built.ok else None
+        images = (page.screenshot,) if page is not None and page.screenshot else ()
         # Not an error of the tool when the page is broken: it did what it is for.
-        return ToolResult(text=format_webshot(built, page), observed=observed_text(built, page))
+        return ToolResult(text=format_webshot(built, page), observed=observed_text(built, page), images=images)
 
     def _text_of(self, path: str) -> str | ToolResult:
         """A file as text, or the error result that says why there is none."""

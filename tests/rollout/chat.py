@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rollout.render import END, START, ChatFormat
+from rollout.render import END, START, VIDEO, VISION, ChatFormat
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -20,3 +20,10 @@ def tiny_tokenizer() -> Tokenizer:
 def tiny_chat() -> ChatFormat:
     """ChatML over `tiny_tokenizer`."""
     return ChatFormat(tiny_tokenizer())
+
+
+def seeing_chat() -> ChatFormat:
+    """The same with ids for pictures."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens([*VISION, VIDEO])
+    return ChatFormat(tokenizer)

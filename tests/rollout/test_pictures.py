@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rollout.pictures import PictureRule, fit
-from rollout.render import VIDEO, VISION, ChatFormat
+from rollout.render import VIDEO, VISION
 from rollout.samples import build_samples
 from rollout.store import load_rollout, save_rollout
 from rollout.tree import TreeBuilder
 from rollout.types import Completion, Message, Picture, Shown
-from tests.rollout.chat import tiny_chat, tiny_tokenizer
+from tests.rollout.chat import seeing_chat, tiny_chat, tiny_tokenizer
 from tests.rollout.finished import a_rollout
 
 SMALL = PictureRule(patch_size=2, merge_size=2, min_pixels=16, max_pixels=256)
@@ -31,12 +31,6 @@ def image_bytes(height: int, width: int, mode: str = "RGB", seed: int = 0) -> by
     file = io.BytesIO()
     Image.fromarray(pixels.squeeze(), mode).save(file, "png")
     return file.getvalue()
-
-
-def seeing_chat() -> ChatFormat:
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens([*VISION, VIDEO])
-    return ChatFormat(tokenizer)
 
 
 def picture(tokens_high: int, tokens_wide: int, seed: int = 0) -> Picture:
@@ -99,6 +93,13 @@ def test_the_rule_is_read_from_the_model_folder(tmp_path: Path) -> None:
     assert PictureRule.load(tmp_path) == PictureRule(patch_size=14, merge_size=2, min_pixels=3136, max_pixels=12544)
     with pytest.raises(ValueError, match=r"image_mean must be \[0.5, 0.5, 0.5\], got \[0.48"):
         PictureRule.from_processor({"image_mean": [0.48, 0.46, 0.41]})
+
+
+def test_a_limit_of_pixels_makes_the_rule_smaller_and_never_larger() -> None:
+    assert SMALL.within(100).size(40, 40) == (8, 8) and SMALL.within(100).max_tokens == 6
+    assert SMALL.within(10_000) == SMALL
+    with pytest.raises(ValueError, match="one token's 4x4, got 10"):
+        SMALL.within(10)
 
 
 def test_digests_tell_pictures_apart() -> None:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from PIL import Image
 
+from rollout.pictures import picture_patches
 from rollout.types import Sample, Shown
 from tests.wc_jax.pictures import IMAGE, picture, seeing
 from tests.wc_jax.policies import sample
 from wc_jax.batch import pack, plan
 from wc_jax.image_rows import ImageSpace, space_needed
-from wc_jax.images import mrope_positions, patch_places, picture_patches, sample_positions
+from wc_jax.images import mrope_positions, patch_places, sample_positions
 
 A, B, C = picture(1, 2), picture(1, 2, seed=1), picture(2, 3, seed=2)
 

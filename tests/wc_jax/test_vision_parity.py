@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollout.pictures import PictureRule, fit
+from rollout.pictures import PictureRule, fit, picture_patches
 from tests.wc_jax.pictures import png, seeing
 from tests.wc_jax.policies import loud_params, small_multimodal
 from tests.wc_jax.test_parity import ENGINE_PYTHON, compare_gradients
 from wc_jax.batch import pack
-from wc_jax.images import mrope_positions, picture_patches
+from wc_jax.images import mrope_positions
 from wc_jax.logprobs import token_logprobs
 from wc_jax.policy import IN_FLOAT32, VisionConfig, hidden_states, unembed
 from wc_jax.policy.vision import image_features
