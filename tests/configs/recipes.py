@@ -1,6 +1,7 @@
 """What the three papers publish of their recipes, and toy sizes at which a recipe runs here in seconds."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import jax
 
 from rollout.pages.vocabulary import save_tokenizer, train_tokenizer
+from rollout.render import VIDEO, VISION
 from tests.wc_jax.policies import small_config, small_multimodal
 from wc_jax.policy import PolicyConfig, init_params
 from wc_jax.weights import save_policy
 
 ROOT = Path(__file__).parents[2]
+PICTURES = (*VISION, VIDEO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,8 @@ WEBCODER = Recipe(
         "optim.warmup_steps": 0,
         "evaluation.every": 5,
     },
+    # 16 tokens of 8 x 8 pixels.
+    toy=("rollout.max_image_pixels=1024",),
 )
 WEBGRADER = Recipe(
     name="webgrader_8b",
@@ -138,24 +143,29 @@ def overridden(recipe: Recipe) -> set[str]:
     return {assignment.partition("=")[0] for assignment in (*TOY, *recipe.toy)}
 
 
-def toy_policies(vocab_size: int) -> dict[str, PolicyConfig]:
-    """By recipe: a tiny policy of the family that the recipe trains."""
+def toy_policies(vocab_size: int, picture_ids: Sequence[int] = (1, 2, 3, 4)) -> dict[str, PolicyConfig]:
+    """By recipe: a tiny policy of the family that the recipe trains. `picture_ids`: of `PICTURES`."""
     common = {"vocab_size": vocab_size, "max_positions": 2048}
-    pictures = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    last = {name: vocab_size - 1 - i for i, name in enumerate(pictures)}
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
+    seeing = {**common, **dict(zip(names, picture_ids, strict=True))}
     return {
-        "webcoder_27b": small_multimodal(**common, **last),
+        "webcoder_27b": small_multimodal(num_layers=2, layer_kinds=("linear", "full"), **seeing),
         "webgrader_8b": small_config(family="qwen3", has_qk_norm=True, tie_embeddings=False, **common),
         "webgen_r1_7b": small_config(family="qwen2", attention_bias=True, tie_embeddings=False, **common),
     }
 
 
 def write_toy(folder: Path, recipe: Recipe) -> Path:
-    """A model folder with random weights and the page generator's tokenizer."""
+    """A model folder with random weights and the page generator's tokenizer, taught the marks of pictures."""
     tokenizer = train_tokenizer(512, num_pages=60)
-    # Room for the ids of pictures behind the tokenizer's own.
-    vocab_size = -(-(tokenizer.get_vocab_size() + 4) // 64) * 64
-    shape = toy_policies(vocab_size)[recipe.name]
+    tokenizer.add_special_tokens(list(PICTURES))
+    vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
+    shape = toy_policies(vocab_size, [tokenizer.token_to_id(token) for token in PICTURES])[recipe.name]
     save_policy(folder, shape, init_params(shape, jax.random.key(0)))
     save_tokenizer(tokenizer, folder)
+    if shape.vision is not None:
+        gray = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        size = {"patch_size": shape.vision.patch_size, "merge_size": shape.vision.merge_size}
+        limits = {"size": {"shortest_edge": 64, "longest_edge": 4096}}
+        (folder / "preprocessor_config.json").write_text(json.dumps({**gray, **size, **limits}))
     return folder

@@ -88,6 +88,8 @@ def test_a_recipe_runs_at_toy_size(recipe: Recipe, tmp_path: Path) -> None:
     (step,) = (json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
     assert (step["num_failed"], step["skipped"]) == (0, 0)
     assert step["grad_norm"] > 0 and step["num_samples"] > 0
+    is_shown = bool(list(run_dir.glob("rollouts/step_00001/train/*/*/pictures/*.png")))
+    assert is_shown == (model / "preprocessor_config.json").exists(), "a policy that can see is shown its pages"
     left = yaml.safe_load((run_dir / "config.yaml").read_text())
     kept = {key: value for key, value in recipe.published.items() if key not in overridden(recipe)}
     assert {key: value_at(left, key) for key in kept} == kept and len(kept) >= 6

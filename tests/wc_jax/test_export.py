@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from configs import ConfigError, load
 from tests.wc_jax.small_runs import write_config
+from wc_jax.adapters import ADAPTER_FILE, CONFIG_FILE
 from wc_jax.assemble import read_inputs
 from wc_jax.checkpoint import Checkpoints, Position
 from wc_jax.config import Config
@@ -55,6 +57,19 @@ def test_the_folder_holds_the_checkpoints_weights_and_the_tokenizer(run, tmp_pat
     for name, weight in expected.items():
         np.testing.assert_array_equal(params[name], weight, err_msg=name)
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tiny_policy / "tokenizer.json").read_bytes()
+
+
+def test_adapters_alone(run, tmp_path, capsys):
+    path, config, stored = run
+    code = main([str(path), "--to", str(tmp_path / "out"), "--step", "1", "--adapters"])
+    if config.model.lora is None:
+        assert code == 2 and "trains the whole policy" in capsys.readouterr().err and not (tmp_path / "out").exists()
+        return
+    assert code == 0 and "the adapters of step 1, float32" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [CONFIG_FILE, ADAPTER_FILE]
+    found = load_file(tmp_path / "out" / ADAPTER_FILE)
+    a = found["base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"]
+    np.testing.assert_array_equal(a, stored[1]["layers.down.lora_a"][0].T)
 
 
 def test_the_command_line(run, tmp_path, capsys):

@@ -17,9 +17,9 @@ from wc_jax.policy.config import DeltaConfig
 from wc_jax.policy.delta_rule import gated_delta_rule
 from wc_jax.policy.short_conv import short_conv
 
-MAX_TOKEN_HEADS = 2**19
+MAX_TOKEN_HEADS = 2**17
 """Tokens times heads of one device that are worked on at once. The recurrence and its gradient take about 15 kB of
-memory for each (with heads of 128), 8 GB in all; more heads than that take turns."""
+memory for each (with heads of 128), 2 GB in all; more heads than that take turns."""
 
 Three = tuple[jax.Array, jax.Array, jax.Array]
 
