@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor", "sequence")
@@ -54,14 +55,37 @@ class MeshShape:
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over exactly the devices it needs. Raises ValueError when there are too few."""
+    """A mesh over exactly the devices it needs. Raises ValueError when there are too few.
+
+    JAX chooses which device stands where, by the machine's network, except where it would cut a row of the batch over
+    several processes that could each have whole rows: a process fills its own.
+    """
     devices = jax.devices() if devices is None else list(devices)
     sizes = tuple(getattr(shape, name) for name in MESH_AXES)
     needed = shape.num_devices
     if needed > len(devices):
         raise ValueError(f"mesh {dict(zip(MESH_AXES, sizes, strict=True))} needs {needed} devices, have {len(devices)}")
+    devices = devices[:needed]
     # JAX's default is explicit sharding in types; ours is left to the compiler.
-    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices[:needed])
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    in_order = Mesh(_by_process(devices).reshape(sizes), MESH_AXES, axis_types=types)
+    try:
+        chosen = jax.make_mesh(sizes, MESH_AXES, axis_types=types, devices=devices)
+    except NotImplementedError:
+        # The machine's sides can't be cut so.
+        return in_order
+    return chosen if rows_have_one_process(chosen) or not rows_have_one_process(in_order) else in_order
+
+
+def _by_process(devices: Sequence[jax.Device]) -> np.ndarray:
+    return np.array(sorted(devices, key=lambda device: (device.process_index, device.id)))
+
+
+def rows_have_one_process(mesh: Mesh) -> bool:
+    """Whether all devices that share a row of the batch belong to one process."""
+    owners = np.vectorize(lambda device: device.process_index)(mesh.devices)
+    rows = owners.reshape(mesh.shape["data"] * mesh.shape["fsdp"], -1)
+    return bool((rows == rows[:, :1]).all())
 
 
 def spec(*axes: str | tuple[str, ...] | None) -> PartitionSpec:

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 import pytest
 
 from tests.wc_jax.policies import small_config
-from wc_jax.mesh import MeshShape, make_mesh
+from wc_jax.mesh import MeshShape, make_mesh, rows_have_one_process
 from wc_jax.sharding import DEFAULT_RULES, param_shardings, place_batch, place_state, spec_for
 
 ONE = make_mesh(MeshShape())
@@ -33,6 +34,37 @@ def test_too_few_devices_are_refused():
         make_mesh(MeshShape(data=4, fsdp=16), jax.devices()[:1])
     with pytest.raises(ValueError, match="tensor must be at least 1"):
         MeshShape(tensor=0)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What JAX reads of a TPU device; four of a 2 x 2 block share a host."""
+
+    id: int
+    coords: tuple[int, int, int]
+    process_index: int
+    core_on_chip: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v6 lite"
+
+
+def tpu_slice(side):
+    places = [(x, y) for y in range(side) for x in range(side)]
+    return [Chip(i, (x, y, 0), x // 2 + y // 2 * (side // 2)) for i, (x, y) in enumerate(places)]
+
+
+@pytest.mark.parametrize(("side", "shape"), [(4, {"fsdp": 4, "sequence": 4}), (8, {"fsdp": 16, "sequence": 4})])
+def test_a_row_is_not_cut_over_hosts_that_could_have_whole_ones(side, shape):
+    """JAX's own answer mixes hosts on 4 x 4, and there is none on 8 x 8."""
+    mesh = make_mesh(MeshShape(**shape), tpu_slice(side))
+    assert rows_have_one_process(mesh) and len(set(mesh.devices.flat)) == side**2
+
+
+def test_rows_that_no_host_can_hold_lie_as_jax_says():
+    devices = tpu_slice(4)
+    mesh = make_mesh(MeshShape(sequence=16), devices)
+    theirs = jax.make_mesh((1, 1, 1, 16), mesh.axis_names, axis_types=mesh.axis_types, devices=devices)
+    assert not rows_have_one_process(mesh) and (mesh.devices == theirs.devices).all()
 
 
 def test_every_weight_has_a_place():
