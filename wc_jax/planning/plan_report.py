@@ -14,18 +14,24 @@ def as_text(plan: Plan) -> str:
     axes = [f"{name}={getattr(mesh, name)}" for name in ("data", "fsdp", "tensor", "sequence")]
     lines = [
         f"{plan.topology}: {plan.topology.num_devices} x {chip.title}, mesh {' '.join(axes)}",
-        f"policy {plan.policy.family}, {plan.num_params / 1e9:.2f} billion parameters, {config.model.dtype};"
+        f"policy {plan.policy.family}, {_count(plan.num_params)} parameters, {config.model.dtype};"
         f" batch of {plan.rows} rows of {config.batch.row_tokens} tokens, {config.batch.micro_rows} at a time,"
         f" remat={config.batch.remat}" + ("" if config.batch.rows else " (batch.rows=0: two micro-batches planned)"),
         "",
         f"{'of one device':<28}" + "".join(f"{program.name:>16}" for program in plan.programs),
     ]
     lines += [f"{title:<28}" + "".join(f"{of(program):>16}" for program in plan.programs) for title, of in _ROWS]
-    lines += ["", f"{'sent by one device':<28}" + "".join(f"{program.name:>16}" for program in plan.programs)]
-    for kind in sorted({what for program in plan.programs for what in _sent(program)}):
+    kinds = sorted({what for program in plan.programs for what in _sent(program)})
+    if kinds:
+        lines += ["", f"{'sent by one device':<28}" + "".join(f"{program.name:>16}" for program in plan.programs)]
+    for kind in kinds:
         lines.append(f"{kind:<28}" + "".join(f"{_sent(program).get(kind, '-'):>16}" for program in plan.programs))
     lines += ["", *_verdict(plan)]
     return "\n".join(lines)
+
+
+def _count(num: int) -> str:
+    return f"{num / 1e9:.2f} billion" if num >= 1e9 else f"{num / 1e6:.2f} million"
 
 
 def _gib(num_bytes: float) -> str:
