@@ -1,8 +1,8 @@
-"""Pictures in the form that vLLM's token-in endpoint takes: where each stands, and the numbers its vision tower reads.
+"""Pictures in the form that vLLM's token-in endpoint takes: where each stands, and the pixels its vision tower reads.
 
-The server is given pixels that are already in patches and scaled, so that it resizes nothing and reads exactly what the
-trainer reads. It could also be given files; then its own image processor would decide, and the ids would have to be
-those of a prompt in which an image is one token.
+The server is given pixels that are already in patches, so that it resizes nothing and reads exactly what the trainer
+reads; its model scales them (`--mm-device-do-normalize`), as ours does. It could also be given files; then its own
+image processor would decide, and the ids would have to be those of a prompt in which an image is one token.
 """
 
 import base64
@@ -23,10 +23,10 @@ _RAW_BYTES = 3
 
 
 def pixel_values(picture: Picture) -> np.ndarray:
-    """float32 [P, C*2*p*p] from -1 to 1: what Qwen's image processors make of a picture of this size."""
+    """uint8 [P, C*2*p*p]: what Qwen's image processors make of a picture of this size before they scale it."""
     patches = picture_patches(picture)
     frames = np.repeat(patches.reshape(len(patches), CHANNELS, 1, -1), FRAMES, axis=2)
-    return frames.reshape(len(patches), -1).astype(np.float32) / np.float32(127.5) - np.float32(1)
+    return frames.reshape(len(patches), -1)
 
 
 def image_features(pictures: Sequence[Shown]) -> dict[str, Any]:

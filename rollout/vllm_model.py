@@ -33,7 +33,9 @@ def model_arguments(model_dir: Path, *, images: bool = False) -> list[str]:
     if images:
         # The client sends pixels in patches. vLLM wants its own processor all the same, which wants a tokenizer;
         # it is spared the trial run on the largest image, because memory is given by the byte.
-        return [caching, "--limit-mm-per-prompt", '{"image": 999, "video": 0}', "--skip-mm-profiling"]
+        # Pixels come as bytes: the model scales them, and would scale them again if they came scaled.
+        few = ["--limit-mm-per-prompt", '{"image": 999, "video": 0}', "--skip-mm-profiling"]
+        return [caching, *few, "--mm-device-do-normalize"]
     # Only token ids are sent: a vision tower need not run, and nothing asks for a tokenizer.
     only_text = ["--language-model-only"] if "text_config" in _config(model_dir) else []
     return [caching, "--skip-tokenizer-init", *only_text]

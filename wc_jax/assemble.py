@@ -35,10 +35,11 @@ from rollout.workshop import Workshop, installed_template
 from rollout.world.prompts import load_prompt
 from verifier.browser import Browser
 from verifier.types import Task, TaskError
+from wc_jax.canary import make_canary
 from wc_jax.config import Config, ScriptedConfig
 from wc_jax.placing import Source, whole
 from wc_jax.policy import Compute, PolicyConfig, init_adapters
-from wc_jax.publish import Canary, Publisher, canary_prompt, policy_score
+from wc_jax.publish import Publisher
 from wc_jax.seeing import picture_rule
 from wc_jax.weights import StoredPolicy, open_policy
 
@@ -233,9 +234,10 @@ def _start_engine(config: Config, inputs: Inputs, log_path: Path) -> Iterator[tu
     ) as server:
         engine = VllmEngine(server.base_url, weights_dir=server.weights_dir)
         try:
-            canary = Canary(
-                score=policy_score(inputs.policy, compute=Compute(dtype=config.model.dtype)),
-                prompt_ids=canary_prompt(inputs.policy.vocab_size),
+            canary = make_canary(
+                inputs.policy,
+                compute=Compute(dtype=config.model.dtype),
+                rule=inputs.pictures,
                 tolerance=settings.canary_tolerance,
             )
             yield engine, Publisher(engine, inputs.policy, server.weights_dir, canary=canary, dtype=settings.dtype)

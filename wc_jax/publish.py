@@ -7,29 +7,21 @@ log-probabilities of that answer are the trainer's own.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rollout.engine import Engine, EngineError, Request
 from rollout.types import Completion
+from wc_jax.canary import Canary
 from wc_jax.conversion import Dtypes, hf_specs, to_hf
-from wc_jax.logprobs import token_logprobs
-from wc_jax.policy import Compute, PolicyConfig, hidden_states, unembed
+from wc_jax.policy import PolicyConfig
 from wc_jax.safetensors_files import WeightsError, in_file_order, write_file
 
 Params = Mapping[str, jax.Array]
-
-Score = Callable[[Params, Sequence[int], Sequence[int]], np.ndarray]
-"""(params, prompt ids, answer ids) -> the trainer's log-probability of each answer id, at temperature 1."""
-
-
-_PLAIN = Compute()
 
 
 class PublishError(RuntimeError):
@@ -44,44 +36,6 @@ class EngineControl(Engine, Protocol):
 
     def version(self) -> int:
         """The version in use, as the engine reports it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Canary:
-    """The prompt whose answer is compared, and how close it must be."""
-
-    score: Score
-    prompt_ids: tuple[int, ...]
-    """Over two cache blocks (64 tokens) long, so that a stale prefix would be hit; and no prefix of real work."""
-    num_tokens: int = 16
-    """Length of the sampled answer."""
-    tolerance: float = 1e-3
-    """Largest difference in nats. 1e-3 is ample for float32; bfloat16 engines differ by 0.3."""
-
-
-def canary_prompt(vocab_size: int, *, num_tokens: int = 80, seed: int = 0) -> tuple[int, ...]:
-    """Random ids: they share no cached prefix with anything the agent asks.
-
-    >>> len(canary_prompt(512)), canary_prompt(512) == canary_prompt(512)
-    (80, True)
-    """
-    return tuple(int(token) for token in np.random.default_rng(seed).integers(0, vocab_size, num_tokens))
-
-
-def policy_score(config: PolicyConfig, *, compute: Compute = _PLAIN) -> Score:
-    """The trainer's own forward function as a `Score`. Compiled once for each length of prompt and answer."""
-
-    @jax.jit
-    def all_logp(params: Params, tokens: jax.Array) -> jax.Array:
-        states = hidden_states(dict(params), config, tokens[None], compute=compute)
-        logp, _ = token_logprobs(states[0, :-1], unembed(dict(params), config), tokens[1:])
-        return logp
-
-    def score(params: Params, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> np.ndarray:
-        tokens = jnp.asarray([*prompt_ids, *answer_ids], jnp.int32)
-        return np.asarray(all_logp(params, tokens))[-len(answer_ids) :]
-
-    return score
 
 
 class Publisher:
@@ -138,6 +92,7 @@ class Publisher:
                     stop_token_ids=(),
                     rollout_id="canary",
                     turn=version,
+                    pictures=canary.pictures,
                 )
             )
         except EngineError as error:

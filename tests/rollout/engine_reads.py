@@ -33,7 +33,7 @@ def main(body: str, out: str, *files: str) -> None:
     processor = Qwen2VLImageProcessorPil(
         patch_size=2, merge_size=2, image_mean=half, image_std=half, size={"shortest_edge": 16, "longest_edge": 4096}
     )
-    inputs = processor([Image.open(file) for file in files], return_tensors="pt")
+    inputs = processor([Image.open(file) for file in files], return_tensors="pt", do_rescale=False, do_normalize=False)
     theirs = MultiModalKwargsItems.from_hf_inputs(inputs, _create_qwen2vl_field_factory(2)(inputs))["image"]
 
     found = {

@@ -13,8 +13,9 @@ from rollout.scripted import ScriptedEngine
 from rollout.types import Completion
 from rollout.vllm import VllmEngine
 from tests.engine import VOCAB, Served
+from wc_jax.canary import Canary, canary_prompt, policy_score
 from wc_jax.policy.config import PolicyConfig
-from wc_jax.publish import Canary, Publisher, PublishError, canary_prompt, policy_score
+from wc_jax.publish import Publisher, PublishError
 from wc_jax.weights import load_policy
 
 # The server may have to be started first, and a busy machine needs minutes for that.

@@ -3,9 +3,10 @@
 
 def register() -> None:
     """Make the backend known to vLLM. Called once or more in every process of the engine."""
-    from webcoder_vllm.images import stand_in_for_torchvision
+    from webcoder_vllm.images import stand_in_for_torchvision, stand_in_for_video_processors
 
-    stand_in_for_torchvision()
+    if stand_in_for_torchvision():
+        stand_in_for_video_processors()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if "webcoder_file" not in WeightTransferEngineFactory._registry:

@@ -1,8 +1,9 @@
-"""Multimodal models where torchvision is not installed: their text is served, images are not.
+"""Multimodal models where torchvision is not installed.
 
-vLLM imports the image processors of a multimodal model even to serve its text, and they import torchvision, whose
-published build does not load beside torch's build for CPUs. What stands in for it here can be imported and no more:
-whoever calls into it gets an AttributeError.
+vLLM makes a multimodal model's processors even to serve its text, or images whose patches come ready-made. They import
+torchvision, whose published build does not load beside torch's build for CPUs. What stands in for it here can be
+imported and no more: whoever calls into it gets an AttributeError. Images go through none of it, and videos, which
+would, are not served.
 """
 
 import enum
@@ -21,6 +22,10 @@ _MODULES = (
 )
 
 
+class _Module(types.ModuleType):
+    """One of ours."""
+
+
 class InterpolationMode(enum.Enum):
     """Named by image processors at import."""
 
@@ -33,12 +38,14 @@ class InterpolationMode(enum.Enum):
     LANCZOS = "lanczos"
 
 
-def stand_in_for_torchvision() -> None:
-    """No-op where torchvision is installed."""
-    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None:
-        return
+def stand_in_for_torchvision() -> bool:
+    """No-op where torchvision is installed. Returns whether it is not."""
+    if "torchvision" in sys.modules:
+        return isinstance(sys.modules["torchvision"], _Module)
+    if importlib.util.find_spec("torchvision") is not None:
+        return False
     for name in _MODULES:
-        module = types.ModuleType(name)
+        module = _Module(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         module.__path__ = []
         sys.modules[name] = module
@@ -47,3 +54,14 @@ def stand_in_for_torchvision() -> None:
             setattr(sys.modules[parent], child, module)
         if "transforms" in name:
             module.InterpolationMode = InterpolationMode
+    return True
+
+
+def stand_in_for_video_processors() -> None:
+    """The processor of images and text asks for one of videos, and that for torchvision: it gets one that is there."""
+    from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.processing_utils import ProcessorMixin
+
+    AutoVideoProcessor.from_pretrained = staticmethod(lambda *_, **__: Qwen3VLVideoProcessor())
+    ProcessorMixin.check_argument_for_proper_class = lambda self, name, argument: type(argument)
