@@ -52,7 +52,7 @@ def spec_for(
 
     >>> from wc_jax.mesh import MeshShape, make_mesh
     >>> tuple(spec_for("w", (4, 6), ("embed", "ff"), make_mesh(MeshShape())))
-    ('fsdp', 'tensor')
+    (('fsdp', 'sequence'), 'tensor')
     """
     parts: list[str | tuple[str, ...] | None] = []
     used: dict[str, str] = {}
