@@ -9,6 +9,8 @@ UV = $(firstword $(wildcard .toolchain/uv/bin/uv) uv)
 CPU_TORCH = $(if $(PIP_FIND_LINKS),$(addprefix --find-links ,$(PIP_FIND_LINKS)),--torch-backend cpu)
 # More for the command line of the main job: make quickstart ARGS="seed=1 num_steps=5"
 ARGS ?=
+# Tests that run at once. Each takes up to 3 GB, and starts what it needs: model server, browser, sandboxes.
+WORKERS ?= 2
 
 setup:
 	@./setup.sh
@@ -16,8 +18,9 @@ setup:
 quickstart: setup
 	$(PYTHON_BIN) -m wc_jax.train configs/quickstart.yaml $(if $(filter-out 0,$(FRESH)),fresh=true) $(ARGS)
 
+# A file's tests stay together: some share a server, some go in order.
 test: setup lint types
-	$(PYTHON_BIN) -m pytest $(ARGS)
+	$(PYTHON_BIN) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup
 	.venv/bin/ruff check .
