@@ -62,7 +62,7 @@ plan-setup: setup .venv-plan-tpu/.done .venv-plan-gpu/.done
 
 # After a change of pyproject.toml's dependencies. Needs uv.
 lock: setup
-	uv pip compile pyproject.toml --extra train --extra docker --extra dev --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --extra train --extra docker --extra kubernetes --extra dev --universal --python-version 3.11 \
 	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links -o locks/trainer.txt
 
 # After a change of locks/bench-*.in. The engine's overrides keep out what only a GPU needs.
