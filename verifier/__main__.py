@@ -1,5 +1,6 @@
 """python -m verifier score PROJECT --task TASK.json [--out REPORT.json]
 python -m verifier shot PROJECT [--out DIR] [--template NAME]
+python -m verifier compare REFERENCE.png CANDIDATE.png
 
 Exit codes: 0 judged (whatever the reward), 2 bad task or project, 3 the judging itself failed.
 """
@@ -38,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     shot.add_argument("project", type=Path)
     shot.add_argument("--out", type=Path, default=Path("webshot"), help="folder for the results")
     shot.add_argument("--template", default="vite-react-bare")
+    compare = commands.add_parser("compare", help="how alike two pictures of pages look; prints one JSON object")
+    compare.add_argument("reference", type=Path)
+    compare.add_argument("candidate", type=Path)
     return parser
 
 
@@ -131,11 +135,28 @@ def _shot(arguments: argparse.Namespace) -> int:
     return JUDGED
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    # Loads OpenCV, which the other commands do without.
+    from verifier.pixels import compare
+
+    pictures = []
+    for path in (arguments.reference, arguments.candidate):
+        if not path.is_file():
+            raise ProjectError(f"no picture at {path}; give two PNG files")
+        pictures.append(path.read_bytes())
+    try:
+        found = compare(*pictures)
+    except ValueError as error:
+        raise ProjectError(str(error)) from error
+    print(json.dumps(asdict(found)))
+    return JUDGED
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        return _score(arguments) if arguments.command == "score" else _shot(arguments)
+        return {"score": _score, "shot": _shot, "compare": _compare}[arguments.command](arguments)
     except (TaskError, ProjectError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
