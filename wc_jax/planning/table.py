@@ -86,6 +86,9 @@ recipe's real scoring and training programs compiled for devices that are not th
 - **sent**: bytes that one device sends for one micro-batch, by kind of exchange (gather: weights before use;
   scatter: gradients; trade: tokens for heads in recurrent layers; ring: both, in steps that overlap with products).
 
+A run can be launched where `mesh.data` x `mesh.fsdp` is a multiple of its hosts (4 chips on a TPU host of these
+slices, 8 GPUs in a node); the plans of v5p:2x2x4 with `mesh.fsdp=2` and of v6e:8x8 show memory and time only.
+
 Peak figures are the makers' published ones (`wc_jax/planning/chips.py`). A device that holds the end of a row sees
 more tokens than one that holds its start, so with `mesh.sequence` attention waits for it: the compute time is that of
 the busiest device.
